@@ -15,9 +15,9 @@ from typing import Any
 from tests.bench.measure import bytes_read
 from tests.bench.remote import Remote
 from tests.peers import install, tools
-from tests.peers.apache import ApacheBroker
-from tests.peers.broker import HOST, Broker
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.apache import ApacheBroker
+from tests.peers.brokers.broker import HOST, Broker
+from tests.peers.brokers.duemq import DuemqBroker
 
 MakeBroker = Callable[[Path, Mapping[str, object]], Broker]
 """Makes a broker from a directory, whose `store` may exist already, and RocketMQ's properties."""

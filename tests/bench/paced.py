@@ -18,7 +18,7 @@ import sys
 import time
 
 from tests.bench.blast import DelayedFrames, Frames, Pipeline, PlainFrames, TimedFrames
-from tests.peers.broker import HOST
+from tests.peers.brokers.broker import HOST
 
 _TICK = 0.005
 _PATIENCE = 60

@@ -30,8 +30,8 @@ from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import origin_of
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.load import DELAYED, PLAIN, Delay, by_level, by_time, load_until_lost
+from tests.peers.brokers.duemq import DuemqBroker
 from tests.peers.clients import make_client
-from tests.peers.duemq_broker import DuemqBroker
 from tests.support.store_problems import problems
 
 pytestmark = pytest.mark.crash

@@ -23,7 +23,7 @@ import pytest_asyncio
 from duemq import Producer
 from tests.interop.environment import BrokerFactory, ClientPool, MqAdmins, Peers, SharedBroker, Together
 from tests.interop.support import make_topic
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import unique
 
 Test = TypeVar("Test", bound=Callable[..., Awaitable[None]])

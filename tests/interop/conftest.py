@@ -19,10 +19,10 @@ from tests.interop.at_once import BEGAN
 from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, MqAdmins, Peers, SharedBroker, Together
 from tests.interop.support import make_topic
 from tests.peers.admin import Admin
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
+from tests.peers.brokers.process import Process
 from tests.peers.capabilities import CLIENTS
 from tests.peers.clients import Client, JavaClient
-from tests.peers.process import Process
 
 _HERE = Path(__file__).parent
 

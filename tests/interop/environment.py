@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
 
 from tests.peers import ports
-from tests.peers.apache import SHORT_LIVED, ApacheBroker
-from tests.peers.broker import Broker
+from tests.peers.brokers.apache import SHORT_LIVED, ApacheBroker
+from tests.peers.brokers.broker import Broker
+from tests.peers.brokers.duemq import DuemqBroker
 from tests.peers.clients import Client, JavaClient, make_client
-from tests.peers.duemq_broker import DuemqBroker
 from tests.peers.mqadmin.tool import MqAdmin
 
 TARGETS = ("duemq", "apache-4.9.7", "apache-5.3.3")

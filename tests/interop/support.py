@@ -15,7 +15,7 @@ from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, FrameReader
 from tests.peers.admin import Admin
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 from tests.peers.capabilities import Can, gap
 from tests.peers.clients import Client, JavaClient, Producer, PushConsumer, unique, until
 from tests.peers.errors import CallError

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.peers.broker import BROKER
+from tests.peers.brokers.broker import BROKER
 from tests.peers.messages import Json, Received
 
 PERM_READ_WRITE = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tests.peers.process import Process
+from tests.peers.brokers.process import Process
 
 
 async def test_the_logs_of_what_ran_are_found(tmp_path: Path) -> None:

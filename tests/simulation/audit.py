@@ -29,7 +29,7 @@ from duemq.storage.clock import Moment, look
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
 from duemq.storage.store import MessageStore, StoreConfig
-from tests.simulation.disk import PAGE, Disk
+from tests.simulation.machine.disk import PAGE, Disk
 from tests.simulation.world import ROOT
 from tests.support.store_problems import problems
 

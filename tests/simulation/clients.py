@@ -12,7 +12,7 @@ from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, FrameReader
 from duemq.protocol.records import record
-from tests.simulation.network import Link
+from tests.simulation.machine.network import Link
 from tests.simulation.world import World
 from tests.support.wire import pull
 

@@ -30,8 +30,8 @@ from duemq.storage.clock import look
 from tests.simulation.audit import Left
 from tests.simulation.clients import Attempt, Change, Client, Consumer, properties_of
 from tests.simulation.groups import OtherBroker, PushConsumer
-from tests.simulation.loop import Process
-from tests.simulation.memory import held_by
+from tests.simulation.machine.loop import Process
+from tests.simulation.machine.memory import held_by
 from tests.simulation.script import QUEUES, Action, Script
 from tests.simulation.world import ROOT, World
 from tests.support.wire import request, send

@@ -20,9 +20,9 @@ from duemq.broker.settings.config import BrokerConfig, load
 from duemq.broker.workers import Background
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreError
-from tests.simulation.disk import Disk
-from tests.simulation.loop import WORLD, Killed, Process, SimulatedLoop
-from tests.simulation.network import Link, Receiver
+from tests.simulation.machine.disk import Disk
+from tests.simulation.machine.loop import WORLD, Killed, Process, SimulatedLoop
+from tests.simulation.machine.network import Link, Receiver
 from tests.support.loop import CountBudget
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from tests.bench.brokers import MakeBroker, apache, apache_5, running
 from tests.bench.figures import Figure, Figures
 from tests.bench.measure import cpu_seconds
 from tests.bench.remote import Remote
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 from tests.support.access import ADMIN, signed, write_accounts
 from tests.support.auth import SUPER, USER, create_user, entry, update_acl
 

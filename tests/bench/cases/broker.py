@@ -11,7 +11,7 @@ from tests.bench.blast import blast
 from tests.bench.brokers import MakeBroker, java, running, start_timed
 from tests.bench.figures import Figure, Figures
 from tests.bench.measure import cpu_seconds, memory
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 
 FIGURES: Mapping[str, Figure] = {
     "start_s": Figure("start, empty store", "s", False),

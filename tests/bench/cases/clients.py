@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.bench.brokers import MakeBroker, running
 from tests.bench.figures import Figure, Figures
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 
 FIGURES: Mapping[str, Figure] = {
     "python_many": Figure("Python client, send_many of 1 KiB", "/s", True),

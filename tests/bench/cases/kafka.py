@@ -11,7 +11,7 @@ from typing import Final
 from tests.bench.brokers import MakeBroker, ours, running
 from tests.bench.cases.clients import measure
 from tests.bench.figures import Figure, Figures
-from tests.bench.kafka_broker import KafkaBroker
+from tests.bench.kafka.broker import KafkaBroker
 
 FIGURES: Mapping[str, Figure] = {
     "shape_single": Figure("Python client, 1 KiB one by one, 256 under way", "/s", True),
@@ -67,6 +67,6 @@ async def run(
     kafka = KafkaBroker(directory / "kafka", _QUEUES)
     await kafka.start()
     try:
-        return await python_shape("tests.bench.kafka_client", kafka.address, sizes)
+        return await python_shape("tests.bench.kafka.client", kafka.address, sizes)
     finally:
         await kafka.stop()

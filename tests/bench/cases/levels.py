@@ -22,7 +22,7 @@ from tests.bench.measure import memory
 from tests.bench.probe import Sample, pull_regularly, send_regularly
 from tests.bench.remote import Remote
 from tests.bench.stored import Delivered, delivered
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 
 FIGURES: Mapping[str, Figure] = {
     "overdue_s": Figure("overdue after a restart, 1 level: first to last stored", "s", False),

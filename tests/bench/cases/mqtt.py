@@ -25,7 +25,7 @@ from tests.bench.measure import cpu_seconds, memory
 from tests.bench.remote import Remote
 from tests.interop.mqtt.environment import BridgeProcess, Mosquitto
 from tests.peers import tools
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 
 FIGURES: Mapping[str, Figure] = {
     "mqtt_in": Figure("200 bytes, QoS 1: MQTT publisher to topic", "/s", True),

@@ -25,7 +25,7 @@ from tests.bench.figures import Figure, Figures, figures_of, part
 from tests.bench.probe import pull_regularly, send_regularly
 from tests.bench.remote import Remote
 from tests.bench.stored import delivered
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 
 FIGURES: Mapping[str, Figure] = {
     "beside_p50_ms": Figure("timers at 200/s beside 50,000/s plain sends: lateness p50", "ms", False),

@@ -17,7 +17,7 @@ from duemq.protocol.requests.headers import PULL_SUBSCRIPTION, PullMessage, Pull
 from tests.bench.brokers import MakeBroker, running
 from tests.bench.figures import Figure, Figures
 from tests.bench.measure import cpu_seconds
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 
 RARE: Final = "rare"
 _WALKS: Final = ("first", "second", "third")

@@ -25,7 +25,7 @@ from tests.bench.measure import cpu_seconds, memory
 from tests.bench.probe import send_regularly
 from tests.bench.remote import Remote
 from tests.bench.stored import delivered
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 
 FIGURES: Mapping[str, Figure] = {
     "timers_second_s": Figure("timers, 300,000 due at one second: to the last stored", "s", False),

@@ -20,7 +20,7 @@ from tests.bench.blast import blast, send_frame
 from tests.bench.brokers import MakeBroker, running
 from tests.bench.figures import Figure, Figures
 from tests.bench.measure import cpu_seconds, memory
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 from tests.support.wire import request
 
 T = TypeVar("T")

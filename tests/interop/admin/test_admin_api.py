@@ -10,7 +10,7 @@ from duemq.protocol.requests.headers import UnregisterClient
 from tests.interop.environment import LEVELS, ClientPool, Together
 from tests.interop.support import Wire, eventually, need, not_on, numbered, refused_soon, share_queues
 from tests.peers.admin import Admin, QueueRoute
-from tests.peers.broker import BROKER, CLUSTER, Broker
+from tests.peers.brokers.broker import BROKER, CLUSTER, Broker
 from tests.peers.capabilities import Can, gap
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.errors import CallError

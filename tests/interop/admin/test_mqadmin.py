@@ -23,7 +23,7 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.requests.headers import GetRouteInfo
 from tests.interop.environment import LEVEL_MS, ClientPool, MqAdmins, SharedBroker
 from tests.interop.support import eventually, not_on, numbered
-from tests.peers.broker import BROKER, CLUSTER, Broker
+from tests.peers.brokers.broker import BROKER, CLUSTER, Broker
 from tests.peers.clients import unique
 from tests.peers.messages import Outgoing
 from tests.peers.mqadmin.tool import MqAdmin, rows

@@ -17,7 +17,7 @@ from duemq import Consumer, Message, Producer, ReceivedMessage
 from tests.interop.admin.mqadmin_commands import BOTH, COMMANDS, Command
 from tests.interop.environment import MqAdmins, SharedBroker, make_broker
 from tests.interop.support import eventually
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.mqadmin.tool import MqAdmin
 
 TOPIC, GROUP = "Topic", "Group"

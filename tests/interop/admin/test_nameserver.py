@@ -8,8 +8,8 @@ import pytest
 from tests.interop.environment import BrokerFactory
 from tests.interop.support import eventually, numbered
 from tests.peers.admin import QueueRoute
-from tests.peers.apache import ApacheNameServer
-from tests.peers.broker import BROKER, CLUSTER
+from tests.peers.brokers.apache import ApacheNameServer
+from tests.peers.brokers.broker import BROKER, CLUSTER
 from tests.peers.clients import JavaClient, unique
 from tests.peers.errors import CallError
 

@@ -8,7 +8,7 @@ from duemq.protocol.frames.fastjson import dumps
 from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from tests.interop.environment import ClientPool, Together
 from tests.interop.support import Wire, share_queues
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, unique, until
 from tests.peers.messages import Outgoing
 from tests.support.wire import request

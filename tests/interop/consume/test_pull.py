@@ -8,7 +8,7 @@ import pytest
 from tests.interop.environment import ClientPool
 from tests.interop.support import eventually, need, not_on, numbered
 from tests.peers.admin import Admin
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.messages import Outgoing

@@ -2,7 +2,7 @@
 
 from tests.interop.environment import ClientPool, Together
 from tests.interop.support import each_once, need, numbered, share_queues
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique, until
 from tests.peers.messages import Outgoing

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind
 from duemq import Consumer, DelayError, Message, MessageQueue, Producer, ReceivedMessage
 from duemq.otel import Telemetry
 from tests.interop.support import make_topic
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 
 QUEUES = 4

@@ -10,7 +10,7 @@ from functools import partial
 from tests.interop.environment import LEVEL_MS, ClientPool, Together
 from tests.interop.support import eventually, not_on
 from tests.peers.admin import Admin, Progress
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.capabilities import Can, gap
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.messages import Outgoing

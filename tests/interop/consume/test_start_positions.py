@@ -17,7 +17,7 @@ import pytest
 from duemq import Message, Producer
 from tests.interop.environment import BrokerFactory, ClientPool
 from tests.interop.support import eventually, numbered
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing
 

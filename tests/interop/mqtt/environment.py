@@ -17,9 +17,9 @@ from paho.mqtt.properties import Properties
 from duemq import Consumer, Producer
 from duemq.messages import ReceivedMessage
 from tests.peers import ports, tools
-from tests.peers.broker import HOST
-from tests.peers.duemq_broker import DuemqBroker
-from tests.peers.process import Process
+from tests.peers.brokers.broker import HOST
+from tests.peers.brokers.duemq import DuemqBroker
+from tests.peers.brokers.process import Process
 
 Version = Literal["5", "mqttv311"]
 _numbers = itertools.count()

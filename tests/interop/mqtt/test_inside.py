@@ -10,7 +10,7 @@ from pathlib import Path
 from duemq.protocol.codes import RequestCode
 from tests.fuzz.client import RawClient
 from tests.interop.mqtt.environment import World
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 from tests.support.access import signed
 from tests.support.wire import request
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from duemq import Message, Producer
 from tests.interop.mqtt.environment import READY, Mosquitto, run
 from tests.peers import ports
-from tests.peers.broker import HOST
-from tests.peers.process import Process
+from tests.peers.brokers.broker import HOST
+from tests.peers.brokers.process import Process
 
 PAGE = (Path(__file__).parents[3] / "docs" / "mqtt.md").read_text(encoding="utf-8")
 BIN = str(Path(sys.executable).parent)

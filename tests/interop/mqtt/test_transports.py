@@ -11,7 +11,7 @@ import pytest
 from duemq import Consumer, Producer
 from tests.interop.mqtt.environment import World, run
 from tests.peers import ports
-from tests.peers.broker import HOST
+from tests.peers.brokers.broker import HOST
 from tests.support.canary import CANARY
 
 PASSWORD = f"{CANARY}-of-mqtt"

@@ -21,7 +21,7 @@ from duemq.protocol.frames.frame import BINARY, JSON
 from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, MqAdmins, SharedBroker, make_broker
 from tests.interop.support import Wire, need, not_on, numbered
-from tests.peers.broker import CLUSTER, Broker
+from tests.peers.brokers.broker import CLUSTER, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.errors import CallError

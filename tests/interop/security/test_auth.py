@@ -22,7 +22,7 @@ from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, MqAdmins, SharedBroker, make_broker
 from tests.interop.security.test_acl import home_of
 from tests.interop.support import Wire, eventually, not_on, numbered
-from tests.peers.broker import CLUSTER, Broker
+from tests.peers.brokers.broker import CLUSTER, Broker
 from tests.peers.clients import unique
 from tests.support.access import signed, write_accounts
 from tests.support.auth import SUPER, USER, ask, create_user, entry, update_acl, update_user

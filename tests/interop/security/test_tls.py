@@ -15,10 +15,10 @@ import pytest_asyncio
 from duemq import ConnectError, Consumer, NoRouteError, Producer
 from tests.interop.support import eventually, numbered
 from tests.peers import ports
-from tests.peers.apache import ApacheNameServer
-from tests.peers.broker import BROKER, HOST
+from tests.peers.brokers.apache import ApacheNameServer
+from tests.peers.brokers.broker import BROKER, HOST
+from tests.peers.brokers.duemq import DuemqBroker
 from tests.peers.clients import java_client, unique
-from tests.peers.duemq_broker import DuemqBroker
 from tests.peers.messages import Outgoing
 from tests.support.canary import CANARY
 from tests.support.tls import PASSWORD, Certificates, write_certificates

@@ -15,9 +15,9 @@ import pytest_asyncio
 
 from tests.interop.environment import ClientPool
 from tests.interop.support import eventually
-from tests.peers.broker import HOST
+from tests.peers.brokers.broker import HOST
+from tests.peers.brokers.duemq import DuemqBroker
 from tests.peers.clients import JavaClient
-from tests.peers.duemq_broker import DuemqBroker
 from tests.peers.errors import CallError
 from tests.support.canary import CANARY
 from tests.support.tls import Certificates, write_certificates

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from tests.interop.environment import LEVEL_MS
 from tests.interop.support import need, waiting_record
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.messages import Outgoing, Sent

@@ -14,7 +14,7 @@ import pytest
 from tests.interop.at_once import alone
 from tests.interop.environment import LEVEL_MS, BrokerFactory, MqAdmins
 from tests.interop.support import eventually, make_topic, not_on, waiting_record
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
 from tests.peers.mqadmin.tool import MqAdmin

@@ -25,7 +25,7 @@ from duemq import (
 )
 from tests.interop.environment import ClientPool
 from tests.interop.support import make_topic
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, PushConsumer, unique
 
 HOUR_MS = 3_600_000

@@ -8,7 +8,7 @@ import pytest
 from tests.interop.environment import ClientPool
 from tests.interop.support import eventually, need, not_on
 from tests.peers.admin import Admin
-from tests.peers.broker import BROKER, Broker
+from tests.peers.brokers.broker import BROKER, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import MODES, Client, JavaClient, Mode, unique
 from tests.peers.errors import CallError

@@ -24,7 +24,7 @@ from tests.interop.at_once import alone
 from tests.interop.environment import LEVEL_MS, BrokerFactory, ClientPool, Together
 from tests.interop.support import each_once, eventually, make_topic, need, not_on, waiting_record
 from tests.peers.admin import Admin
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 from tests.peers.capabilities import Can, gap
 from tests.peers.clients import JavaClient, Producer, PushConsumer, unique
 from tests.peers.errors import CallError

@@ -7,7 +7,7 @@ import pytest
 
 from tests.interop.environment import ClientPool
 from tests.interop.support import not_on
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import unique
 from tests.peers.messages import Outgoing, Received
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.interop.environment import FLUSHES_TIMERS, ClientPool, make_broker
 from tests.interop.support import eventually
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient
 from tests.peers.messages import Outgoing
 from tests.spark.world import oracle

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.interop.environment import ClientPool
 from tests.interop.support import make_topic, numbered, stored_offset
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.capabilities import CLIENTS
 from tests.peers.clients import Client, PushConsumer, unique
 from tests.peers.errors import PeerError

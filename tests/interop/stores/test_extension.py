@@ -19,7 +19,7 @@ from duemq.storage.store import MessageStore, StoreConfig
 from duemq.testing import TestClock
 from tests.interop.environment import BrokerFactory, ClientPool, SharedBroker
 from tests.interop.support import eventually, make_topic
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient
 from tests.peers.messages import Outgoing
 from tests.support.copies import copy_tree

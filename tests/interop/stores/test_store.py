@@ -22,7 +22,7 @@ from tests.interop.support import (
     stored_offset,
     waiting_record,
 )
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
 

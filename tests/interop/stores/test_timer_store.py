@@ -22,7 +22,7 @@ import pytest
 from duemq import Admin, ChangeResult
 from tests.interop.environment import FLUSHES_TIMERS, BrokerFactory, ClientPool
 from tests.interop.support import eventually, not_on
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
 from tests.soak import sampled

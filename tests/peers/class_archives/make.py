@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.peers import install, tools
-from tests.peers.apache import SHORT_LIVED, ApacheBroker, ApacheNameServer
+from tests.peers.brokers.apache import SHORT_LIVED, ApacheBroker, ApacheNameServer
 from tests.peers.cache import Artefact, key_of
 from tests.peers.class_archives.options import PROGRAMS, archive, name_of, writing
 from tests.peers.clients import JavaClient, java_client

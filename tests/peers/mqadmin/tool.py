@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.peers import install, tools
-from tests.peers.apache import SHORT_LIVED
+from tests.peers.brokers.apache import SHORT_LIVED
+from tests.peers.brokers.process import die_with_parent
 from tests.peers.class_archives.options import options as class_archive
 from tests.peers.errors import PeerError
-from tests.peers.process import die_with_parent
 
 _SILENT = '<configuration><root level="OFF"/></configuration>\n'
 _END = b"\n==== end of mqadmin\n"

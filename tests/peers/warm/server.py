@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Any
 
-from tests.peers.process import die_with_parent
+from tests.peers.brokers.process import die_with_parent
 
 _MODULES = (
     "duemq.cli",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from duemq import AccessDeniedError, ChangeResult, MessageHandle, Producer
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 from tests.support.access import ADMIN, USER, write_accounts
 
 

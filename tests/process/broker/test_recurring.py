@@ -13,7 +13,7 @@ import pytest
 
 from duemq import Admin, ArgumentError, Consumer, MessageRejectedError, Producer, RecurringResult
 from duemq.testing import BrokerClock, TestBroker
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 from tests.process.pages.test_readme import run, start
 
 COUNT = 20

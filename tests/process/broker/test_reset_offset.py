@@ -8,7 +8,7 @@ from duemq import Consumer, Producer
 from duemq._net.connection import connect
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests.headers import ResetOffset
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 
 async def test_our_consumer_goes_back_when_an_administrator_says_so(tmp_path: Path) -> None:

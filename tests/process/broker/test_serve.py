@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.peers import ports, warm
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 DUEMQ = str(Path(sys.executable).with_name("duemq"))
 

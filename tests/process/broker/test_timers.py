@@ -9,7 +9,7 @@ import pytest
 
 from duemq import Admin, ChangeResult, Consumer, Producer
 from duemq.testing import TestClock
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 TOPIC = "reminders"
 

@@ -17,7 +17,7 @@ from duemq._values.intervals import Intervals
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests.headers import CreateTopic
 from duemq.testing import TestClock
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 DUEMQ = str(Path(sys.executable).with_name("duemq"))
 TOPIC = "reminders"

@@ -18,7 +18,7 @@ from duemq import Producer, cli
 from duemq._values.accounts import read_keys
 from duemq.broker.settings.config import load
 from duemq.errors import AccessDeniedError
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 
 def run(*arguments: object, text: str | None = None, code: int = 0, **environment: str) -> Result:

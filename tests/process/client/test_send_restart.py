@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from duemq import Consumer, Message, Producer
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 COUNT = 6000
 KILLED_AT = (1500, 3500)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from duemq import Consumer, Producer
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 DUEMQ = str(Path(sys.executable).with_name("duemq"))
 CLOSED = "duemq: standard output cannot be written: Bad file descriptor\n"

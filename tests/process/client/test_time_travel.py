@@ -13,7 +13,7 @@ from duemq._values.durations import parse_duration
 from duemq._values.times import now_ms
 from duemq.errors import NoPermissionError
 from duemq.testing import TestClock
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 DUEMQ = str(Path(sys.executable).with_name("duemq"))
 TOPIC = "reminders"

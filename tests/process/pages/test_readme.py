@@ -15,7 +15,7 @@ from pathlib import Path
 
 from duemq import ChangeResult, Consumer, Producer, SendResult
 from duemq.testing import TestClock
-from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.brokers.duemq import DuemqBroker
 
 TEXT = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
 DUEMQ = str(Path(sys.executable).with_name("duemq"))

@@ -17,7 +17,7 @@ import pytest
 from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing
 from tests.soak import sampled

@@ -16,7 +16,7 @@ from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, FrameReader
 from tests.interop.support import eventually
-from tests.peers.broker import HOST, Broker
+from tests.peers.brokers.broker import HOST, Broker
 from tests.peers.clients import JavaClient, Outcome, Producer, unique
 from tests.peers.messages import Outgoing
 from tests.spark.world import oracle

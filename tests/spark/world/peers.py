@@ -16,7 +16,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.peers.clients import JavaClient, java_client
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tests.interop.environment import make_broker
-from tests.peers.broker import Broker
+from tests.peers.brokers.broker import Broker
 from tests.spark.world.load import LEVELS, ROLL_WINDOW_SECONDS, Load, Retried, Sent
 from tests.spark.world.peers import Peers
 

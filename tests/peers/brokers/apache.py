@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.peers import install, ports, tools
-from tests.peers.broker import BROKER, CLUSTER, HOST
+from tests.peers.brokers.broker import BROKER, CLUSTER, HOST
+from tests.peers.brokers.process import Process
 from tests.peers.class_archives.options import options as class_archive
-from tests.peers.process import Process
 
 # Netty and the mapped files access the internals of the JDK, which Java 17 must be told to allow.
 _OPENS = [

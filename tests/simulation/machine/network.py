@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from duemq.broker.net.connection import Connection
-from tests.simulation.loop import WORLD, Process, SimulatedLoop
+from tests.simulation.machine.loop import WORLD, Process, SimulatedLoop
 
 
 class Receiver(Protocol):

@@ -1,12 +1,12 @@
-"""duemq's broker as a process, with the interface of Apache's (tests.peers.apache.ApacheBroker)."""
+"""duemq's broker as a process, with the interface of Apache's (tests.peers.brokers.apache.ApacheBroker)."""
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.peers import ports
-from tests.peers.broker import BROKER, CLUSTER, HOST
-from tests.peers.process import Process
+from tests.peers.brokers.broker import BROKER, CLUSTER, HOST
+from tests.peers.brokers.process import Process
 
 _SECRETS = ("initAuthenticationUser", "innerClientAuthenticationCredentials")
 """Properties that the command line may not have."""

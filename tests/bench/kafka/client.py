@@ -1,7 +1,7 @@
 """The tasks of `python_client` with aiokafka, an asyncio client whose API has the same shape, and Kafka's own broker. A
 process of its own prints what it measured as a line of JSON.
 
-    python -m tests.bench.kafka_client HOST:PORT COUNT single|many|iterate|take
+    python -m tests.bench.kafka.client HOST:PORT COUNT single|many|iterate|take
 
 `single`: `send_and_wait` for each message, IN_FLIGHT of them at a time. `many`: `send`, and the futures are awaited in
 the end. `iterate`: `async for` over a backlog of COUNT messages, which this program has sent before; `take`: `getmany`,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from duemq.storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
 from duemq.storage.files import Ranges
-from tests.simulation.loop import Killed, Process, SimulatedLoop
+from tests.simulation.machine.loop import Killed, Process, SimulatedLoop
 
 SECTOR = 512
 PAGE = 4096

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from tests.peers import install, ports, tools
-from tests.peers.broker import HOST
-from tests.peers.process import Process
+from tests.peers.brokers.broker import HOST
+from tests.peers.brokers.process import Process
 
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _LOGGER = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.log.kafka.server=info")

@@ -1,0 +1,1 @@
+"""Brokers under test as processes: duemq's and Apache's, with one interface."""

@@ -1,0 +1,1 @@
+"""The simulated machine: its disk, network, memory and event loop."""
