@@ -5,8 +5,8 @@ messages of levels are found by their consume queues. Records are read only for 
 is a generator that does a bounded amount of work at each step, so that other work can be done in between.
 
 Messages have an order, so that a search can continue after one of them (`SearchPosition`): first the messages of the
-levels in the order of their queues, then those with a timer in the order of their records. A message keeps its place as
-long as it waits by the same record. So a list of many pages has it once, whatever slots of the wheel it gets in the
+levels in the order of their queues, then those with a timer in the order of their records. A message keeps its position
+as long as it waits by the same record. So a list of many pages has it once, whatever slots of the wheel it gets in the
 meantime. If it gets another record, which always has a timer and lies behind all other records, the list may have the
 message twice, once by each record, but never omits it.
 """
@@ -39,12 +39,12 @@ _LEVELS: Final = 0
 _TIMERS: Final = 1
 _SLICE_UNITS: Final = 128
 """Number of messages with a timer whose records are read, and whose fields become Python values, in one go."""
-_MAX_PLACE: Final = 2**63
+_MAX_NUMBER: Final = 2**63
 _MAX_CURSOR: Final = 64
 
 
 class SearchPosition(NamedTuple):
-    """The place of a message in a search. Places compare in the order of the search."""
+    """The position of a message in a search. Positions compare in the order of the search."""
 
     part: int
     """0 for the levels, 1 for timers."""
@@ -58,21 +58,21 @@ class SearchPosition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> SearchPosition:
-        """Parse the text of a place, as `str` makes it. Raises ValueError."""
+        """Parse the text of a position, as `str` makes it. Raises ValueError."""
         numbers = text.split(".") if len(text) <= _MAX_CURSOR and text.isascii() else []
         if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
             raise ValueError(f"{text[:_MAX_CURSOR]!r} is not a valid position")
-        place = cls(*map(int, numbers))
-        if place.part > _TIMERS or max(place) >= _MAX_PLACE:
+        search_position = cls(*map(int, numbers))
+        if search_position.part > _TIMERS or max(search_position) >= _MAX_NUMBER:
             raise ValueError(f"{text!r} is not a valid position")
-        return place
+        return search_position
 
 
 _FIRST: Final = SearchPosition(_LEVELS, 0, -1)
 
 
-def _place_of(message: StoredMessage) -> SearchPosition:
-    """Return the place of a message that waits by this record."""
+def _search_position_of(message: StoredMessage) -> SearchPosition:
+    """Return the search position of a message that waits by this record."""
     if message.topic == SCHEDULE_TOPIC:
         return SearchPosition(_LEVELS, message.queue_id + 1, message.queue_offset)
     return SearchPosition(_TIMERS, 0, message.physical_offset)
@@ -87,7 +87,7 @@ class WaitingMessage(NamedTuple):
     """The deliver time, ms since the epoch."""
     topic: str
     """The real topic."""
-    place: SearchPosition
+    search_position: SearchPosition
 
     @property
     def delay_level(self) -> int:
@@ -139,14 +139,14 @@ class _Counting:
         self._wheel_end = wheel_end
         self.position = 0
         """Position of the timer log from which on the units up to `_wheel_end` are still to be counted."""
-        self.place = _FIRST
-        """The place of the last message of a level that was counted."""
+        self.search_position = _FIRST
+        """The search position of the last message of a level that was counted."""
 
     def is_ahead(self, message: StoredMessage, position: int | None) -> bool:
         """Return whether the count has not come to a message yet. `position`: of its unit in the timer log; None if it
         has none."""
         if message.topic == SCHEDULE_TOPIC:
-            return message.physical_offset < self.end and _place_of(message) > self.place
+            return message.physical_offset < self.end and _search_position_of(message) > self.search_position
         # Messages with units behind `_wheel_end` are counted as not in the wheel yet, wherever they move.
         return position is not None and self.position <= position < self._wheel_end
 
@@ -162,32 +162,32 @@ class WaitingMessages:
     def select(
         self, selection: Selection, now_ms: int, after: SearchPosition | None = None
     ) -> Iterator[WaitingMessage | ColdRead | None]:
-        """Iterate over the messages that are selected at the time of this call, each once, in the order of their
-        places, from behind `after`. Yields None now and then, so that other work can be done, and reads that would wait
-        for the disk: if a thread does them before the next step, nothing else has to wait. Messages that are sent,
+        """Iterate over the messages that are selected at the time of this call, each once, in the order of their search
+        positions, from behind `after`. Yields None now and then, so that other work can be done, and reads that would
+        wait for the disk: if a thread does them before the next step, nothing else has to wait. Messages that are sent,
         delivered or changed in the meantime may or may not be included."""
-        for found in self._places(selection, now_ms, after or _FIRST):
+        for found in self._candidates(selection, now_ms, after or _FIRST):
             if isinstance(found, ColdRead):
                 yield found
                 continue
-            place, message, due_ms = found
+            search_position, message, due_ms = found
             if message is None or not selection.has(message.properties_text, due_ms):
                 yield None
             else:
                 topic = properties.get(message.properties_text, properties.REAL_TOPIC) or ""
-                yield WaitingMessage(message, due_ms, topic, place)
+                yield WaitingMessage(message, due_ms, topic, search_position)
 
-    def _places(
+    def _candidates(
         self, selection: Selection, now_ms: int, after: SearchPosition
     ) -> Iterator[tuple[SearchPosition, StoredMessage | None, int] | ColdRead]:
-        """Iterate over the messages behind a place that may be selected, each with its place and deliver time (ms since
-        the epoch); None instead of the message if it is not selected or no longer exists. Yields reads as `select`
-        does."""
+        """Iterate over the messages behind a search position that may be selected, each with its position and deliver
+        time (ms since the epoch); None instead of the message if it is not selected or no longer exists. Yields reads
+        as `select` does."""
         self._timers.gather(now_ms)
         end, come_to = self._store.log.end, after
 
         def is_ahead(message: StoredMessage, _: int | None) -> bool:
-            return message.physical_offset < end and _place_of(message) > come_to
+            return message.physical_offset < end and _search_position_of(message) > come_to
 
         with self._timers.changes.moves.followed(is_ahead) as missed:
             for found in self._places_before(selection, now_ms, after, end):
@@ -209,7 +209,7 @@ class WaitingMessages:
                 if isinstance(one, ColdRead):
                     yield one
                 elif one is not None:
-                    yield _place_of(one[0]), *one
+                    yield _search_position_of(one[0]), *one
                 else:
                     yield after, None, 0
         reached = after.offset if after.part == _TIMERS else -1
@@ -374,14 +374,14 @@ class WaitingMessages:
                 if isinstance(part, ColdRead):
                     yield part
                 else:
-                    counting.place = SearchPosition(_LEVELS, part[0], part[1])
+                    counting.search_position = SearchPosition(_LEVELS, part[0], part[1])
                     yield part[2]
             return
         for found in self._levels.waiting_before(counting.end, now_ms):
             if found is None or isinstance(found, ColdRead):
                 yield found
             else:
-                counting.place = _place_of(found[0])
+                counting.search_position = _search_position_of(found[0])
                 yield np.array([found[1]]) if ours.has(found[0].properties_text, found[1]) else None
 
     def _due_of(self, ours: Selection, physical: int, size: int | None, due_ms: int) -> Iterator[Times | ColdRead]:

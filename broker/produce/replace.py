@@ -136,7 +136,7 @@ class Replacements:
         due = due and due._replace(key=key_hash(key))
         message = sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._staging.added))
         changes = self._timers.changes
-        places = changes.to_replace(topic.name, key, now_ms)
+        replaced = changes.to_replace(topic.name, key, now_ms)
         answers: list[Answer] = []
 
         def stage(origin: int) -> None:
@@ -146,7 +146,7 @@ class Replacements:
 
         def replace() -> Answer:
             unique_key = properties.get(text, properties.UNIQ_KEY)
-            changes.replace(places, unique_key, due.deliver_ms if due else now_ms, now_ms, stage)
+            changes.replace(replaced, unique_key, due.deliver_ms if due else now_ms, now_ms, stage)
             return answers[0]
 
         return replace

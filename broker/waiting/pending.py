@@ -79,7 +79,7 @@ class _Found(NamedTuple):
     `owner`: the topic and the UNIQ_KEY that it has to have, None if they do not matter."""
 
     message_id: str
-    place: int | None = None
+    physical_offset: int | None = None
     owner: tuple[str, str] | None = None
 
 
@@ -172,14 +172,14 @@ class PendingHandlers:
         self, connection: Connection, steps: Iterator[WaitingMessage | ColdRead | None], limit: int
     ) -> PendingPage:
         messages: list[PendingEntry] = []
-        place, size = None, 0
+        last, size = None, 0
         async with aclosing(self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)) as all_found:
             async for found in all_found:
                 size += len(found.message.properties_text)
                 if len(messages) == limit or (messages and size > MAX_PAGE_BYTES):
-                    return PendingPage(messages, str(place), len(messages))
+                    return PendingPage(messages, str(last), len(messages))
                 messages.append(_described(found))
-                place = found.place
+                last = found.search_position
         return PendingPage(messages, None, len(messages))
 
     async def curve(self, connection: Connection, request: Request[QueryDueCurve]) -> Answer:
@@ -275,18 +275,18 @@ class PendingHandlers:
                 done.messages.append(ChangedEntry(found.message_id, outcome))
 
     async def _change_one(self, found: _Found, header: ChangePending | ChangeByHandle) -> ChangeOutcome:
-        place = found.place
-        if place is None:
-            place = await self._changes.physical_offset_of(found.message_id, found.owner)
-        if place is None:
+        physical_offset = found.physical_offset
+        if physical_offset is None:
+            physical_offset = await self._changes.physical_offset_of(found.message_id, found.owner)
+        if physical_offset is None:
             return "NEVER_EXISTED"
 
         def change() -> Cancelled | None:
             if header.action == _CANCEL:
-                return self._messages.cancel(place, self._clock.now_ms(), found.owner)
+                return self._messages.cancel(physical_offset, self._clock.now_ms(), found.owner)
             if header.deliver_ms is not None:
                 self._check_time(header.deliver_ms)
-            return self._messages.reschedule(place, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
+            return self._messages.reschedule(physical_offset, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
 
         result = await self._changes.outcome(change)
         return OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]

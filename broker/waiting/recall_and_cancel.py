@@ -80,8 +80,8 @@ class RecallHandlers:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
         if handle.broker_name != self._settings.config.broker_name:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
-        if handle.place is not None:
-            result = await self._recall_place(handle, handle.place[0])
+        if handle.stored is not None:
+            result = await self._recall_offset(handle, handle.stored[0])
         else:
             result = await self._recall_key(connection, handle, request.now_ms)
         if result in _NOT_RECALLED and not self._settings.config.recall_always_succeeds:
@@ -91,7 +91,7 @@ class RecallHandlers:
             answer.ext["MSG_REGION"] = self._settings.config.region
         return self._router.answer_when_flushed(connection, request, answer)
 
-    async def _recall_place(self, handle: RecallHandle, physical_offset: int) -> Cancelled:
+    async def _recall_offset(self, handle: RecallHandle, physical_offset: int) -> Cancelled:
         """Cancel by a handle from duemq, which contains the record's physical offset. A message with another topic or
         UNIQ_KEY is unknown: the handle is from another store, which this broker had earlier, or made up."""
         if physical_offset >= self._store.log.end:
@@ -120,8 +120,10 @@ class RecallHandlers:
         told: list[CancelledMessage] = []
         try:
             async for message_id in self._slices.of(ids):
-                place = await self._changes.physical_offset_of(message_id)
-                result = await self._changes.cancel(place) if place is not None else Cancelled.UNKNOWN
+                physical_offset = await self._changes.physical_offset_of(message_id)
+                result = (
+                    await self._changes.cancel(physical_offset) if physical_offset is not None else Cancelled.UNKNOWN
+                )
                 told.append(CancelledMessage(message_id, OUTCOMES[result]))
         except (Refused, StoreError, OSError) as error:
             answer = failed_after(error, len(told))

@@ -54,17 +54,17 @@ class RecurringHandlers:
 
     def _look(self, header: ChangeRecurring) -> Callable[[], ChangedRecurring]:
         now_ms, changes = self._clock.now_ms(), self._timers.changes
-        places = changes.recurring(header.topic, header.name, now_ms)
+        recurring = changes.recurring(header.topic, header.name, now_ms)
 
         def change() -> ChangedRecurring:
-            if not places:
+            if not recurring:
                 return ChangedRecurring("NOT_FOUND", None)
             if header.action == "remove":
-                changes.remove(places, now_ms)
+                changes.remove(recurring, now_ms)
                 return ChangedRecurring("REMOVED", None)
             if header.action == "pause":
-                return ChangedRecurring("PAUSED" if changes.pause(places, now_ms) else "UNCHANGED", None)
-            due_ms = changes.resume(places, now_ms)
+                return ChangedRecurring("PAUSED" if changes.pause(recurring, now_ms) else "UNCHANGED", None)
+            due_ms = changes.resume(recurring, now_ms)
             return ChangedRecurring("RESUMED" if due_ms is not None else "UNCHANGED", due_ms)
 
         return change

@@ -329,7 +329,7 @@ class _Running:
         """Pass completed messages to their rules."""
         by_group: dict[str, list[Flight]] = {}
         for flight in flights:
-            by_group.setdefault(flight.place.group, []).append(flight)
+            by_group.setdefault(flight.position.group, []).append(flight)
         for group, finished in by_group.items():
             self._outbound[group].finished(finished)
 
@@ -497,9 +497,9 @@ def _comes_again(rules: Rules) -> Callable[[MessagePosition], bool]:
     if rules.delayed is not None and rules.delayed.qos == 2:
         groups[rules.delayed.group] = rules.delayed.topic
 
-    def comes_again(place: MessagePosition) -> bool:
-        topic = groups.get(place.group)
-        return topic is not None and place.queue.topic in (topic, RETRY_PREFIX + place.group)
+    def comes_again(position: MessagePosition) -> bool:
+        topic = groups.get(position.group)
+        return topic is not None and position.queue.topic in (topic, RETRY_PREFIX + position.group)
 
     return comes_again
 

@@ -5,9 +5,9 @@ Each rule has its own consumer. All rules share one window of messages without a
 belongs to the session at the MQTT broker: after a lost connection its messages are sent again, in their order and with
 the same packet ids. If the MQTT broker has lost the session, they are sent as new messages.
 
-QoS 2 is exactly once: before a PUBLISH is sent, the journal has its packet id and the message's place in RocketMQ, and
-before a PUBREL is sent, the journal has the PUBREC. A message that RocketMQ delivers again after a kill continues from
-there. One that was completed is skipped until the group's offset has passed it.
+QoS 2 is exactly once: before a PUBLISH is sent, the journal has its packet id and the message's position in RocketMQ,
+and before a PUBREL is sent, the journal has the PUBREC. A message that RocketMQ delivers again after a kill continues
+from there. One that was completed is skipped until the group's offset has passed it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Flight:
     packet: bytearray
     message: ReceivedMessage
     qos: int
-    place: MessagePosition
+    position: MessagePosition
     is_released: bool = False
     """Whether its PUBREC has arrived. From then on only PUBREL is sent again."""
     is_sent: bool = False
@@ -83,7 +83,7 @@ class PublishWindow:
 
     A message with QoS 2 of an earlier process may never be sent again: its rule no longer exists, or its offset was
     skipped. The MQTT broker may have it, and then also counts it until it gets a PUBREL. `comes_again` says whether
-    RocketMQ may deliver the message at a place again.
+    RocketMQ may deliver the message at a position again.
 
     `finished` is called with messages that the MQTT broker has accepted or refused, in the order of its
     acknowledgements.
@@ -110,9 +110,9 @@ class PublishWindow:
         """Packet ids of an earlier process whose messages RocketMQ has not delivered again yet. The MQTT broker counts
         them."""
         self._abandoned = {
-            each.packet_id: place
-            for place, each in journal.published.items()
-            if each.state is State.PUBLISHED and not comes_again(place)
+            each.packet_id: position
+            for position, each in journal.published.items()
+            if each.state is State.PUBLISHED and not comes_again(position)
         }
         """Those of the missing messages, by packet id, that are never sent again."""
         self._session: Session | None = None
@@ -152,7 +152,9 @@ class PublishWindow:
         if session.is_present:
             # PUBRECs of the last connection may not be on the disk yet.
             journal.set_published(
-                (each.place, Published(each.packet_id, State.RELEASED)) for each in flights.values() if each.is_released
+                (each.position, Published(each.packet_id, State.RELEASED))
+                for each in flights.values()
+                if each.is_released
             )
         else:
             self._begin_anew()
@@ -194,7 +196,7 @@ class PublishWindow:
         """Prepare for an MQTT broker that has lost the session: messages without acknowledgement are sent as new ones,
         and may arrive twice."""
         journal, flights = self._journal, self._flights
-        lost = {place: each for place, each in journal.published.items() if each.state is not State.DONE}
+        lost = {position: each for position, each in journal.published.items() if each.state is not State.DONE}
         journal.forget_published(lost)
         for published in lost.values():
             if published.packet_id not in flights:
@@ -205,7 +207,7 @@ class PublishWindow:
             flight.is_released = flight.is_sent = False
             clear_dup(flight.packet)
         journal.set_published(
-            (each.place, Published(each.packet_id, State.PUBLISHED)) for each in flights.values() if each.is_noted
+            (each.position, Published(each.packet_id, State.PUBLISHED)) for each in flights.values() if each.is_noted
         )
 
     def _release_unknown(self, session: Session) -> None:
@@ -298,12 +300,12 @@ class PublishWindow:
         does not allow more now, and, with QoS 2, until the journal has them on the disk."""
         done: list[Flight] = []
         for flight in flights:
-            known = self._journal.published.get(flight.place) if flight.qos == 2 else None
+            known = self._journal.published.get(flight.position) if flight.qos == 2 else None
             if known is not None and known.state is State.DONE:
                 done.append(flight)  # it was completed after its consumer had delivered it
                 continue
             present = self._flights.get(flight.packet_id)
-            if present is not None and present.place == flight.place:
+            if present is not None and present.position == flight.position:
                 # It is in flight, and RocketMQ has delivered it again: acknowledge the new delivery, not the first.
                 present.message = flight.message
                 continue
@@ -380,10 +382,10 @@ class PublishWindow:
         """Note in the journal that messages are completed or refused, and pass them on."""
         noted = [flight for flight in finished if flight.qos == 2]
         self._journal.set_published(
-            (flight.place, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
+            (flight.position, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
         )
         # A refused message is sent back to RocketMQ. If the bridge ends before that, RocketMQ delivers it again.
-        self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
+        self._journal.forget_published(flight.position for flight in noted if flight.reason >= packets.FIRST_ERROR)
         self._finished(finished)
 
     def _quota_exceeded(self) -> None:
@@ -409,36 +411,36 @@ class PublishWindow:
         """Packet ids of messages that the MQTT broker may have and that RocketMQ has not delivered again."""
         return self._missing
 
-    def abandon(self, places: Iterable[MessagePosition]) -> None:
+    def abandon(self, positions: Iterable[MessagePosition]) -> None:
         """Send a PUBREL for messages that will not be sent again, if the MQTT broker may have them."""
-        for place in places:
-            known = self._journal.find(place)
+        for position in positions:
+            known = self._journal.find(position)
             if known is not None and known.state is State.PUBLISHED and known.packet_id not in self._flights:
-                self._abandoned[known.packet_id] = place
+                self._abandoned[known.packet_id] = position
                 if self._session is not None:
                     self._session.send(encode_ack(packets.PUBREL, known.packet_id))
 
     def _finish(self, packet_ids: set[int]) -> None:
         """Complete messages that RocketMQ has not delivered again yet, by the packet ids of their PUBCOMPs."""
         done = [
-            (place, published)
-            for place, published in self._journal.published.items()
+            (position, published)
+            for position, published in self._journal.published.items()
             if published.packet_id in packet_ids and published.state is State.RELEASED
         ]
         for _, published in done:
             self._ids.give_back(published.packet_id)
             self._missing.discard(published.packet_id)
-        self._journal.set_published((place, Published(0, State.DONE)) for place, _ in done)
-        over = {each: place for each in packet_ids if (place := self._abandoned.pop(each, None)) is not None}
+        self._journal.set_published((position, Published(0, State.DONE)) for position, _ in done)
+        over = {each: position for each in packet_ids if (position := self._abandoned.pop(each, None)) is not None}
         # Nobody knows whether the MQTT broker had them: if RocketMQ delivers one after all, it is sent as a new one.
-        without_row = {each for each, place in over.items() if self._is_published(place)}
+        without_row = {each for each, position in over.items() if self._is_published(position)}
         self._journal.forget_published(over[each] for each in without_row)
         for packet_id in without_row:
             self._ids.give_back(packet_id)
             self._missing.discard(packet_id)
 
-    def _is_published(self, place: MessagePosition) -> bool:
-        known = self._journal.published.get(place)
+    def _is_published(self, position: MessagePosition) -> bool:
+        known = self._journal.published.get(position)
         return known is not None and known.state is State.PUBLISHED
 
     async def run(self) -> None:
@@ -449,11 +451,13 @@ class PublishWindow:
             self._has_work.clear()
             session, released = self._session, self._released
             self._released = []
-            places = self._places(released)
-            self._journal.set_published((place, Published(each, State.RELEASED)) for each, place in places.items())
+            positions = self._positions_of(released)
+            self._journal.set_published(
+                (position, Published(each, State.RELEASED)) for each, position in positions.items()
+            )
             room = self._limit(session) - self._on_way if session is not None else 0
             new = [each for each in itertools.islice(self._unsent, max(0, room)) if each.qos == 2 and not each.is_noted]
-            self._journal.set_published((each.place, Published(each.packet_id, State.PUBLISHED)) for each in new)
+            self._journal.set_published((each.position, Published(each.packet_id, State.PUBLISHED)) for each in new)
             await self._journal.saved()
             for flight in new:
                 flight.is_noted = True
@@ -462,17 +466,17 @@ class PublishWindow:
                     session.send(encode_ack(packets.PUBREL, packet_id))
             self._send_unsent()
 
-    def _places(self, packet_ids: Iterable[int]) -> dict[int, MessagePosition]:
-        """Return the places of messages by packet id, also of those that RocketMQ has not delivered again yet: an MQTT
-        broker may repeat a PUBREC when a connection begins."""
+    def _positions_of(self, packet_ids: Iterable[int]) -> dict[int, MessagePosition]:
+        """Return the positions of messages by packet id, also of those that RocketMQ has not delivered again yet: an
+        MQTT broker may repeat a PUBREC when a connection begins."""
         flights = self._flights
-        places = {each: flights[each].place for each in packet_ids if each in flights}
-        unknown = set(packet_ids) - places.keys()
+        positions = {each: flights[each].position for each in packet_ids if each in flights}
+        unknown = set(packet_ids) - positions.keys()
         if unknown:
-            for place, published in self._journal.published.items():
+            for position, published in self._journal.published.items():
                 if published.packet_id in unknown and published.state is not State.DONE:
-                    places[published.packet_id] = place
-        return places
+                    positions[published.packet_id] = position
+        return positions
 
 
 def _ends(ack: Ack, flight: Flight) -> bool:
@@ -563,11 +567,11 @@ class ToMqtt:
             except (TemplateError, BodyError, PacketError, UnicodeEncodeError) as error:
                 self._status.refuse(f"{message.queue} offset {message.queue_offset}", str(error))
                 await message.retry(GIVE_UP)
-                self._window.abandon([self._place(message)])
+                self._window.abandon([self._position_of(message)])
                 continue
             if found is None:
                 await message.ack()
-                self._window.abandon([self._place(message)])
+                self._window.abandon([self._position_of(message)])
             elif isinstance(found, Flight):
                 flights.append(found)
             else:
@@ -603,9 +607,9 @@ class ToMqtt:
             counters.own += 1
             return None
         qos = self._qos(message)
-        place = self._place(message)
-        known = self._journal.find(place) if qos == 2 else None
-        if qos == 2 and self._is_over(place, known, now_ms):
+        position = self._position_of(message)
+        known = self._journal.find(position) if qos == 2 else None
+        if qos == 2 and self._is_over(position, known, now_ms):
             counters.repeated += 1
             return None
         expires = translation.expires_at_ms(fields)
@@ -624,20 +628,20 @@ class ToMqtt:
             raise
         if not qos:
             return packet
-        flight = Flight(packet_id, packet, message, qos, place, is_noted=known is not None)
+        flight = Flight(packet_id, packet, message, qos, position, is_noted=known is not None)
         if known is not None:
             counters.repeated += 1
             set_dup(packet)
             flight.is_released = known.state is State.RELEASED
         return flight
 
-    def _place(self, message: ReceivedMessage) -> MessagePosition:
+    def _position_of(self, message: ReceivedMessage) -> MessagePosition:
         fingerprint = fingerprint_of(message.message_id, message.store_time_ms)
         return MessagePosition(self.rule.group, message.queue, message.queue_offset, fingerprint)
 
-    def _is_over(self, place: MessagePosition, known: Published | None, now_ms: int) -> bool:
+    def _is_over(self, position: MessagePosition, known: Published | None, now_ms: int) -> bool:
         """Return whether a message with QoS 2 was published before."""
-        return known.state is State.DONE if known is not None else self._journal.is_passed(place, now_ms)
+        return known.state is State.DONE if known is not None else self._journal.is_passed(position, now_ms)
 
     def _encode(self, message: ReceivedMessage, topic: str, qos: int, packet_id: int, now_ms: int) -> bytearray:
         fields = message.properties
@@ -726,8 +730,8 @@ class ToMqtt:
             await asyncio.sleep(self._intervals.first_pause * 10)
             missing = self._window.missing
             if any(
-                place.group == self.rule.group and (published.state is State.DONE or published.packet_id in missing)
-                for place, published in self._journal.published.items()
+                position.group == self.rule.group and (published.state is State.DONE or published.packet_id in missing)
+                for position, published in self._journal.published.items()
             ):
                 try:
                     offsets = await self._consumer.commit()

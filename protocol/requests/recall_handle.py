@@ -24,7 +24,7 @@ change."""
 _VERSION: Final = "v1"
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = str.maketrans("-_", "+/")
-_PLACE: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,16})", re.ASCII)
+_STORED: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,16})", re.ASCII)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 
@@ -36,7 +36,7 @@ class RecallHandle(NamedTuple):
     slot_ms: int
     """A time in the second in whose slot the message waits; -1 if the handle has no number there."""
     unique_key: str
-    place: tuple[int, int] | None = None
+    stored: tuple[int, int] | None = None
     """Physical offset and deliver time, in a handle that duemq made; else None."""
 
 
@@ -57,7 +57,7 @@ def decode(handle: str) -> RecallHandle:
     if len(words) < 5 or words[0] != _VERSION:
         raise RemoteProtocolError("recall handle is invalid")
     slot_ms = int(words[3]) if _NUMBER.fullmatch(words[3]) else -1
-    place = _PLACE.fullmatch(words[5]) if len(words) > 5 else None
+    stored = _STORED.fullmatch(words[5]) if len(words) > 5 else None
     return RecallHandle(
-        words[1], words[2], slot_ms, words[4], (int(place[1]), int(place[2])) if place is not None else None
+        words[1], words[2], slot_ms, words[4], (int(stored[1]), int(stored[2])) if stored is not None else None
     )

@@ -31,7 +31,7 @@ from duemq.scheduler.timers.deliver_times import LOOK_UNITS, due_of
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files.sums import is_superseded
 from duemq.scheduler.timers.files.unit import MAX_DUE_MS, UNIT, WITHDRAWN, seconds_of
-from duemq.scheduler.timers.index.ids import TimerIds, first_place
+from duemq.scheduler.timers.index.ids import TimerIds, first_offset
 from duemq.scheduler.timers.index.keys import key_hash, tag_of
 from duemq.scheduler.timers.policy.catch_up import CatchUp
 from duemq.scheduler.timers.records import TimerRecords
@@ -160,7 +160,7 @@ class TimerChanges:
                 return waiting
             if not self.ids.is_complete:
                 return None
-            newest = self.ids.newest(first_place(message) if message is not None else physical_offset)
+            newest = self.ids.newest(first_offset(message) if message is not None else physical_offset)
             if newest is None or newest <= physical_offset:
                 return waiting
             physical_offset = newest

@@ -278,7 +278,7 @@ class TimerRecovery:
                 self._parked_done[key] = self._parked_done.get(key, 0) + count
         far = ~is_done & (seconds > second + _NEAR_SECONDS)
         seconds, hashes = seconds[far], hashes[far]
-        at = distinct_of(seconds << 32 | hashes.astype(np.uint32)).places
+        at = distinct_of(seconds << 32 | hashes.astype(np.uint32)).firsts
         self._parked.update(zip(seconds[at].tolist(), hashes[at].tolist(), strict=True))
 
     def _drop_before(self, position: int) -> None:

@@ -110,8 +110,8 @@ class TimerSearch:
 
     def by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
         """Iterate as `units_waiting` does, but in the order of the messages' records, and only over records between two
-        physical offsets, both exclusive. A message keeps its place if it gets another unit in the meantime, or before a
-        search is continued."""
+        physical offsets, both exclusive. A message keeps its position if it gets another unit in the meantime, or
+        before a search is continued."""
         while after + 1 < end and (found := (yield from patiently(partial(self._positions.after, after)))):
             positions, units, after = found
             waits, seconds = self._waiting_of(positions, units)

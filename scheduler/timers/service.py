@@ -788,8 +788,8 @@ class Timers:
 
     def waiting_by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
         """Iterate as `units_waiting` does, but in the order of the messages' records, and only over records between two
-        physical offsets, both exclusive. A message keeps its place if it gets another unit in the meantime, or before a
-        search is continued."""
+        physical offsets, both exclusive. A message keeps its position if it gets another unit in the meantime, or
+        before a search is continued."""
         return self._slots.search.by_record(after, end)
 
     def close(self) -> None:

@@ -128,8 +128,8 @@ class Taken:
 
 
 class MessagePosition(NamedTuple):
-    """The place of a message to MQTT: the group that reads it, its queue, and its offset in the queue. The fingerprint
-    distinguishes it from the message that another store has there."""
+    """The position of a message to MQTT: the group that reads it, its queue, and its offset in the queue. The
+    fingerprint distinguishes it from the message that another store has there."""
 
     group: str
     queue: MessageQueue
@@ -237,7 +237,7 @@ class Journal:
         self._released = dict.fromkeys(each.packet_id for each in received.values() if each.is_released)
         """Packet ids of messages that were released, the oldest first."""
         self._published = published
-        self._unknown = {place for place in published if place.fingerprint == UNKNOWN}
+        self._unknown = {position for position in published if position.fingerprint == UNKNOWN}
         self._histories = histories
         self._subscriptions = subscriptions
         self._changes: list[_Change] = []
@@ -309,81 +309,88 @@ class Journal:
 
     # --- to MQTT
 
-    def find(self, place: MessagePosition) -> Published | None:
-        """Return the packet id and the state of the message at a place, or None. A row without a fingerprint gets that
-        of the message."""
-        found = self._published.get(place)
-        if found is None and self._unknown and (old := place._replace(fingerprint=UNKNOWN)) in self._unknown:
+    def find(self, position: MessagePosition) -> Published | None:
+        """Return the packet id and the state of the message at a position, or None. A row without a fingerprint gets
+        that of the message."""
+        found = self._published.get(position)
+        if found is None and self._unknown and (old := position._replace(fingerprint=UNKNOWN)) in self._unknown:
             found = self._published[old]
             self.forget_published([old])
-            self.set_published([(place, found)])
+            self.set_published([(position, found)])
         return found
 
     def set_published(self, changes: Iterable[tuple[MessagePosition, Published]]) -> None:
         """Set the states of messages."""
         rows = []
-        for place, published in changes:
-            self._published[place] = published
+        for position, published in changes:
+            self._published[position] = published
             rows.append(
-                (place.group, *place.queue, place.offset, place.fingerprint, published.packet_id, int(published.state))
+                (
+                    position.group,
+                    *position.queue,
+                    position.offset,
+                    position.fingerprint,
+                    published.packet_id,
+                    int(published.state),
+                )
             )
         self._change("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def is_passed(self, place: MessagePosition, now_ms: int) -> bool:
+    def is_passed(self, position: MessagePosition, now_ms: int) -> bool:
         """Return whether a message that RocketMQ delivers was published and removed from the journal before, since the
         broker has lost the group's last offsets. `now_ms`: the time, ms since the epoch."""
-        history = self._histories.get(place[:2])
-        if history is None or place.offset < history.passed.low:
-            self._begin_history(place, now_ms)
+        history = self._histories.get(position[:2])
+        if history is None or position.offset < history.passed.low:
+            self._begin_history(position, now_ms)
             return False
-        if place.offset >= history.passed.high:
+        if position.offset >= history.passed.high:
             return False
-        if place.offset < history.passed.unknown_before:
+        if position.offset < history.passed.unknown_before:
             return True
-        found = history.newer.get(place.offset)
+        found = history.newer.get(position.offset)
         if found is None:
-            found = history.older.get(place.offset)
-        if found is None or found in (place.fingerprint, UNKNOWN):
+            found = history.older.get(position.offset)
+        if found is None or found in (position.fingerprint, UNKNOWN):
             return found is not None
         # The queue now belongs to another store.
-        self._begin_history(place, now_ms)
+        self._begin_history(position, now_ms)
         return False
 
     def in_hand(self, group: str) -> dict[MessageQueue, int]:
         """Return, by queue, the offset after the last message with QoS 2 of a group that was published and that
         RocketMQ may deliver again."""
         found: dict[MessageQueue, int] = {}
-        for place in self.published:
-            if place.group == group:
-                found[place.queue] = max(found.get(place.queue, 0), place.offset + 1)
+        for position in self.published:
+            if position.group == group:
+                found[position.queue] = max(found.get(position.queue, 0), position.offset + 1)
         return found
 
     def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[MessagePosition]:
-        """Remove the completed messages before the stored offsets of a group. Return the places of the others, which an
-        administrator skipped. `now_ms`: the time, ms since the epoch."""
+        """Remove the completed messages before the stored offsets of a group. Return the positions of the others, which
+        an administrator skipped. `now_ms`: the time, ms since the epoch."""
         before = [
-            (place, published.state is State.DONE)
-            for place, published in self._published.items()
-            if place.group == group and place.offset < offsets.get(place.queue, 0)
+            (position, published.state is State.DONE)
+            for position, published in self._published.items()
+            if position.group == group and position.offset < offsets.get(position.queue, 0)
         ]
         done: dict[MessageQueue, dict[int, int]] = {queue: {} for queue in offsets}
-        for place, is_done in before:
+        for position, is_done in before:
             if is_done:
                 # Of two stores, the newer one has the later row.
-                done[place.queue][place.offset] = place.fingerprint
+                done[position.queue][position.offset] = position.fingerprint
         for queue, offset in offsets.items():
             self._pass(group, queue, offset, done[queue], now_ms)
-        self.forget_published(place for place, is_done in before if is_done)
-        return [place for place, is_done in before if not is_done]
+        self.forget_published(position for position, is_done in before if is_done)
+        return [position for position, is_done in before if not is_done]
 
-    def _begin_history(self, place: MessagePosition, now_ms: int) -> None:
-        """Forget the messages that a group has passed in a queue, since it begins anew at `place`."""
-        history = History(Passed(place.offset, place.offset, place.offset, now_ms))
-        self._histories[place.group, place.queue] = history
-        self._set_passed(place.group, place.queue, history.passed)
+    def _begin_history(self, position: MessagePosition, now_ms: int) -> None:
+        """Forget the messages that a group has passed in a queue, since it begins anew at `position`."""
+        history = History(Passed(position.offset, position.offset, position.offset, now_ms))
+        self._histories[position.group, position.queue] = history
+        self._set_passed(position.group, position.queue, history.passed)
         self._change(
             "DELETE FROM passed_done WHERE grp = ? AND topic = ? AND broker = ? AND queue_id = ?",
-            [(place.group, *place.queue)],
+            [(position.group, *position.queue)],
         )
 
     def _pass(self, group: str, queue: MessageQueue, offset: int, done: Mapping[int, int], now_ms: int) -> None:
@@ -413,15 +420,15 @@ class Journal:
         row = (group, *queue, passed.low, passed.middle, passed.high, passed.turned_ms, passed.unknown_before)
         self._change("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [row])
 
-    def forget_published(self, places: Iterable[MessagePosition]) -> None:
+    def forget_published(self, positions: Iterable[MessagePosition]) -> None:
         """Remove messages in any state."""
-        gone = [place for place in places if self._published.pop(place, None) is not None]
+        gone = [position for position in positions if self._published.pop(position, None) is not None]
         if self._unknown:
             self._unknown.difference_update(gone)
         self._change(
             "DELETE FROM published WHERE grp = ? AND topic = ? AND broker = ? AND queue_id = ? AND queue_offset = ? "
             "AND fingerprint = ?",
-            [(place.group, *place.queue, place.offset, place.fingerprint) for place in gone],
+            [(position.group, *position.queue, position.offset, position.fingerprint) for position in gone],
         )
 
     # --- the session

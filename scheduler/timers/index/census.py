@@ -62,12 +62,12 @@ class DueCounts:
         hours, _, seconds_of = distinct_of(seconds // HOUR)
         of_second = np.repeat(np.arange(len(hours)), seconds_of)
         rows = np.array([self._rows[hour] if hour in self._rows else self._add_row(hour) for hour in hours.tolist()])
-        places = rows[of_second] * HOUR + seconds % HOUR
-        new = self._counts[places] + sign * counts
+        indexes = rows[of_second] * HOUR + seconds % HOUR
+        new = self._counts[indexes] + sign * counts
         odd = np.flatnonzero((new < 0) | (new > _MOST))
         for at in odd.tolist():
-            self._carry(int(places[at]), int(new[at]) >> _BITS)
-        self._counts[places] = new & _MOST
+            self._carry(int(indexes[at]), int(new[at]) >> _BITS)
+        self._counts[indexes] = new & _MOST
         self._totals[rows] += np.bincount(of_second, sign * counts, len(rows)).astype(np.int64)
         for hour, row in zip(hours.tolist(), rows.tolist(), strict=True):
             if sign < 0 and not self._totals[row]:
@@ -83,10 +83,10 @@ class DueCounts:
         row = self._rows[hour] = self._free.pop()
         return row
 
-    def _carry(self, place: int, times: int) -> None:
-        self._more[place] = self._more.get(place, 0) + times
-        if not self._more[place]:
-            del self._more[place]
+    def _carry(self, index: int, times: int) -> None:
+        self._more[index] = self._more.get(index, 0) + times
+        if not self._more[index]:
+            del self._more[index]
 
     def curve(self, begin: int, step: int, steps: int, now: int) -> Iterator[Integers]:
         """Count the messages that are due in each of `steps` spans of `step` seconds, from the second `begin` on.
@@ -106,9 +106,9 @@ class DueCounts:
                 result[spans[0]] += self._totals[row]
                 continue
             counts = self._counts[row * HOUR : (row + 1) * HOUR].astype(np.int64)
-            for place, times in self._more.items():
-                if place // HOUR == row:
-                    counts[place % HOUR] += times << _BITS
+            for index, times in self._more.items():
+                if index // HOUR == row:
+                    counts[index % HOUR] += times << _BITS
             numbers = (np.maximum(np.arange(first, first + HOUR), now) - begin) // step
             right = (numbers >= 0) & (numbers < steps)
             low = int(numbers[right][0]) if right.any() else 0

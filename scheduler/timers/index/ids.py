@@ -41,7 +41,7 @@ def given_id(message: StoredMessage) -> str:
     return _first(message)[0]
 
 
-def first_place(message: StoredMessage) -> int:
+def first_offset(message: StoredMessage) -> int:
     """Return the physical offset of a waiting message's first record."""
     return _first(message)[1]
 
@@ -83,13 +83,13 @@ class TimerIds:
         """Note that a message was appended again at a physical offset. `message`: the record by which it has waited
         until now."""
         if self._reached != _NOT_BEGUN:
-            self._add(first_place(message), message.physical_offset, physical_offset)
+            self._add(first_offset(message), message.physical_offset, physical_offset)
 
     def _add(self, first: int, origin: int | None, newest: int) -> None:
-        for place in (first, origin):
+        for offset in (first, origin):
             # Units of messages that recovery found delivered are not always in the order of their records.
-            if place is not None and place != newest and (self._newest.find(place) or 0) < newest:
-                self._newest.add_one(place, newest)
+            if offset is not None and offset != newest and (self._newest.find(offset) or 0) < newest:
+                self._newest.add_one(offset, newest)
 
     def look(self, now_ms: int) -> ColdRead | None:
         """Read a part of the units, to complete the index. Return None, or a read for a thread to do before the next
@@ -111,7 +111,7 @@ class TimerIds:
                 message = self._store.message_at(*each)
                 if message is not None:
                     origin = origin_of(message.prepared_transaction_offset)
-                    self._add(first_place(message), origin, message.physical_offset)
+                    self._add(first_offset(message), origin, message.physical_offset)
             self._was_read = False
             self._reached = position + behind * UNIT_SIZE
             return None

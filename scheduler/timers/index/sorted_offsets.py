@@ -47,7 +47,7 @@ class Distinct(NamedTuple):
     """The distinct values of an array, ascending."""
 
     values: NDArray[Any]
-    places: Offsets
+    firsts: Offsets
     """The index of each value's first occurrence in the array."""
     counts: Offsets
     """The number of occurrences of each value."""

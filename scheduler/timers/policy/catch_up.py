@@ -54,7 +54,7 @@ _SORTED_AT_ONCE: Final = 8192
 _FIRST_HOLD: Final = 2
 _MAX_HOLD: Final = 30
 """Most seconds for which messages are put off at a time; the first time they are put off for _FIRST_HOLD seconds."""
-_PLACE_BITS: Final = 63
+_OFFSET_BITS: Final = 63
 
 
 class CatchUpDecision(NamedTuple):
@@ -328,20 +328,20 @@ class _Newest:
             return
         topic = properties.get(text, properties.REAL_TOPIC)
         digest = blake2b(f"{topic}\0{keys}".encode(errors="replace"), digest_size=16).digest()
-        table, place = self._tables[digest[0]], due_ms << _PLACE_BITS | physical
+        table, packed = self._tables[digest[0]], due_ms << _OFFSET_BITS | physical
         before = table.get(digest)
-        if before == place:
+        if before == packed:
             return
         if before is None and self.keys >= MAX_KEYS:
             self.beyond += 1
             return
         if before is None:
             self.keys += 1
-            table[digest] = place
+            table[digest] = packed
             return
         if len(self.older) >= MAX_OLDER:
             self.beyond += 1
-            table[digest] = max(before, place)
+            table[digest] = max(before, packed)
             return
-        self.older.add(min(before, place) & (1 << _PLACE_BITS) - 1)
-        table[digest] = max(before, place)
+        self.older.add(min(before, packed) & (1 << _OFFSET_BITS) - 1)
+        table[digest] = max(before, packed)

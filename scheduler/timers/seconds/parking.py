@@ -87,11 +87,11 @@ class Parking:
 
     # --- parking
 
-    def found(self, places: Iterable[tuple[int, int]]) -> None:
-        """Note the places (second, hash) at which a start found parked messages."""
-        for place in places:
-            self._add(*place)
-            self._asked.add(place)
+    def found(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Note the seconds, each with the hash of a topic, for which a start found parked messages."""
+        for key in keys:
+            self._add(*key)
+            self._asked.add(key)
 
     def _add(self, second: int, topic_hash: int) -> None:
         self._seconds.setdefault(topic_hash, set()).add(second)
@@ -146,31 +146,31 @@ class Parking:
         of = self._of
         if of is not None and of[0] > self._turns.preloaded and (of[1] in going_on or of in self._asked):
             return of
-        places = [(min(self._seconds[topic_hash]), topic_hash) for topic_hash in going_on]
+        keys = [(min(self._seconds[topic_hash]), topic_hash) for topic_hash in going_on]
         if self._asked:
             self._asked = {
                 (second, topic_hash)
                 for second, topic_hash in self._asked
                 if second in self._seconds.get(topic_hash, ()) and self._is_shared(topic_hash)
             }
-            places += self._asked
-        return min(places, default=None)
+            keys += self._asked
+        return min(keys, default=None)
 
     def next_messages(self, limit: int, is_paused: IsPaused) -> Waits | None:
         """Return the next messages to be brought back, at most `limit`. The result is empty if this call only read
         units or finished a slot, and None if no messages are left. Returns the same messages until `finished` is
         called. Raises OSError; then nothing has changed."""
-        place = self._next(is_paused)
-        if place is None:
+        key = self._next(is_paused)
+        if key is None:
             self._of = None
             return None
-        if place != self._of:
-            self._chain = self._log.chain(self._wheel.last(place[0]))
-            self._of, self._parts, self._waits, self._withdrawn = place, [], NO_WAITS, set()
+        if key != self._of:
+            self._chain = self._log.chain(self._wheel.last(key[0]))
+            self._of, self._parts, self._waits, self._withdrawn = key, [], NO_WAITS, set()
             # Nothing more is parked in this slot.
-            self._least = max(self._least, place[0] + 1)
+            self._least = max(self._least, key[0] + 1)
         if self._chain is not None:
-            self._read(*place)
+            self._read(*key)
             return NO_WAITS
         if self._withdrawn:
             self._waits = picked(self._waits, ~np.isin(self._waits["position"], list(self._withdrawn)))

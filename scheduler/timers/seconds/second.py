@@ -70,9 +70,9 @@ class _SortedRun:
         """Indexes into the array in the order of deliver times; None if the array is in that order."""
         self._cursor = 0
         self._taken: list[int] = []
-        """Places, behind the cursor, of messages that were taken out, ascending; always few, see `take`."""
+        """Indexes, behind the cursor, of messages that were taken out, ascending; always few, see `take`."""
         self._due: NDArray[np.int64] = np.ascontiguousarray(waits["due"])
-        """Deliver times in order: a place is an index into this array."""
+        """Deliver times in order. Indexes of messages are indexes into this array."""
         if (self._due[1:] < self._due[:-1]).any():
             # 16-bit numbers are sorted ten times as fast. The sort is stable, so messages due in the same ms stay in
             # the order of arrival.
@@ -93,8 +93,8 @@ class _SortedRun:
         part = slice(self._cursor, self._end(limit))
         if not self._taken:
             return self._waits[part] if self._order is None else picked(self._waits, self._order[part])
-        places = self._left(part)
-        return picked(self._waits, places if self._order is None else self._order[places])
+        indexes = self._left(part)
+        return picked(self._waits, indexes if self._order is None else self._order[indexes])
 
     def first_due(self, limit: int) -> NDArray[np.int64]:
         """Return the deliver times of the first `limit` messages."""
@@ -107,16 +107,16 @@ class _SortedRun:
         self._pass_taken()
 
     def _end(self, count: int) -> int:
-        """Return the place behind the first `count` messages, or behind all."""
+        """Return the index behind the first `count` messages, or behind all."""
         end = self._cursor + count
-        for place in self._taken:
-            if place >= end:
+        for index in self._taken:
+            if index >= end:
                 break
             end += 1
         return min(end, len(self._due))
 
     def _left(self, part: slice) -> NDArray[np.intp]:
-        """Return the places of a part that begins at the cursor, without the taken ones."""
+        """Return the indexes of a part that begins at the cursor, without the taken ones."""
         taken = self._taken[: bisect_left(self._taken, part.stop)]
         return np.delete(np.arange(part.start, part.stop), np.array(taken, np.intp) - part.start)
 
@@ -135,35 +135,35 @@ class _SortedRun:
     def positions(self) -> NDArray[np.int64]:
         """Return the positions of the units of all remaining messages."""
         positions: NDArray[np.int64] = self._waits["position"]
-        places = self._left(slice(self._cursor, len(self._due)))
-        return positions[places] if self._order is None else positions[self._order[places]]
+        indexes = self._left(slice(self._cursor, len(self._due)))
+        return positions[indexes] if self._order is None else positions[self._order[indexes]]
 
     def find(self, due: int, position: int) -> int | None:
-        """Return the place of the message with this deliver time whose unit has this position; None if it does not
+        """Return the index of the message with this deliver time whose unit has this position; None if it does not
         exist, is done or is taken out. Messages due in the same ms are in the order of their units."""
         positions, order = self._waits["position"], self._order
-        places = range(
+        indexes = range(
             max(self._cursor, int(self._due.searchsorted(due, "left"))), int(self._due.searchsorted(due, "right"))
         )
-        at = bisect_left(places, position, key=lambda place: positions[place if order is None else order[place]])
-        if at == len(places):
+        at = bisect_left(indexes, position, key=lambda index: positions[index if order is None else order[index]])
+        if at == len(indexes):
             return None
-        place = places[at]
-        if self._taken and self._taken[bisect_left(self._taken, place) :][:1] == [place]:
+        index = indexes[at]
+        if self._taken and self._taken[bisect_left(self._taken, index) :][:1] == [index]:
             return None
-        return place if positions[place if order is None else order[place]] == position else None
+        return index if positions[index if order is None else order[index]] == position else None
 
-    def take(self, place: int) -> Waits:
-        """Take out the message at a place that `find` returned, and return it. The run is compacted only once for many
+    def take(self, index: int) -> Waits:
+        """Take out the message at an index that `find` returned, and return it. The run is compacted only once for many
         calls."""
-        at = place if self._order is None else self._order[place]
+        at = index if self._order is None else self._order[index]
         taken = self._waits[at : at + 1].copy()
-        insort(self._taken, place)
+        insort(self._taken, index)
         self._pass_taken()
         if len(self._taken) > _TAKEN + len(self._due) // _TAKEN:
-            places = self._left(slice(self._cursor, len(self._due)))
-            self._order = places if self._order is None else self._order[places]
-            self._due = self._due[places]
+            indexes = self._left(slice(self._cursor, len(self._due)))
+            self._order = indexes if self._order is None else self._order[indexes]
+            self._due = self._due[indexes]
             self._cursor, self._taken = 0, []
         return taken
 
@@ -427,9 +427,9 @@ class Second:
             self.removed.add(position)
         self._take_in()
         for number, run in enumerate(self._runs):
-            place = run.find(due, position)
-            if place is not None:
-                taken = run.take(place)
+            index = run.find(due, position)
+            if index is not None:
+                taken = run.take(index)
                 if not len(run):
                     del self._runs[number]
                 return taken

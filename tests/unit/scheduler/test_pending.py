@@ -14,7 +14,7 @@ from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.search import SearchPosition, Selection, WaitingMessage
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.index.ids import first_place
+from duemq.scheduler.timers.index.ids import first_offset
 from duemq.scheduler.timers.policy.policies import policy_of
 from duemq.storage.budget import Pieces
 from duemq.storage.clock import look
@@ -121,7 +121,9 @@ def test_what_is_delivered_or_cancelled_waits_no_more(world: PendingWorld) -> No
     assert world.told() == [b"m4", b"m6", b"m1", b"m3"]
     world.pass_time(5_000)
     assert world.told() == [b"m6", b"m3"]
-    assert [world.cancel(place) for place in (places[0], places[1], places[3], places[4], 10**9)] == [
+    assert [
+        world.cancel(search_position) for search_position in (places[0], places[1], places[3], places[4], 10**9)
+    ] == [
         Cancelled.DELIVERED,
         Cancelled.CANCELLED_BEFORE,
         Cancelled.DELIVERED,
@@ -180,8 +182,8 @@ def test_after_a_restart_the_same_waits(world: PendingWorld, clean: bool) -> Non
     ]
     world.pass_time(2_000)
     world.checkpoint()
-    for place in (places[1], places[5]):
-        assert world.cancel(place) is Cancelled.CANCELLED
+    for search_position in (places[1], places[5]):
+        assert world.cancel(search_position) is Cancelled.CANCELLED
     told = world.told()
     assert told == [b"m7", b"m3", b"m4"]
     if clean:
@@ -206,13 +208,17 @@ def test_a_search_goes_on_behind_any_message(world: PendingWorld) -> None:
     found = world.select()
     assert [each.message.body for each in found[:5]] == [b"m702", b"m701", b"m703", b"m1", b"m2"]
     assert [each.message.body for each in found[-4:]] == [b"m700", b"m704", b"m705", b"m706"]
-    assert [each.place for each in found] == sorted(each.place for each in found)
+    assert [each.search_position for each in found] == sorted(each.search_position for each in found)
     for at in (0, 1, 2, 3, 513, 514, 515, 701, 702, 703, 704, 705):
-        place = SearchPosition.parse(str(found[at].place))
-        assert [each.place for each in world.select(after=place)] == [each.place for each in found[at + 1 :]]
+        search_position = SearchPosition.parse(str(found[at].search_position))
+        assert [each.search_position for each in world.select(after=search_position)] == [
+            each.search_position for each in found[at + 1 :]
+        ]
     world.checkpoint()
     world.open()
-    assert [each.place for each in world.select(after=found[699].place)] == [each.place for each in found[700:]]
+    assert [each.search_position for each in world.select(after=found[699].search_position)] == [
+        each.search_position for each in found[700:]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +311,7 @@ def test_what_is_moved_beside_a_search_is_told_once(how: str, chance: int, monke
         assert sum(curve) >= count - delivered
         places = [each.message.physical_offset for each in told]
         assert len(set(places)) == len(places) >= count - delivered
-        assert [each.place for each in told] == sorted(each.place for each in told)
+        assert [each.search_position for each in told] == sorted(each.search_position for each in told)
         assert max(counted, sum(curve), len(places)) <= count
         world.pass_time(5000)
 
@@ -347,15 +353,15 @@ def test_what_is_appended_once_more_beside_a_search_is_told_once(chance: int, mo
     random = Random(chance)
     world = filled(random)
     for _ in range(3):
-        before = {first_place(each.message): each.message.physical_offset for each in world.select()}
+        before = {first_offset(each.message): each.message.physical_offset for each in world.select()}
         assert len(before) == 200
         search, told = world.search(), []
         for each in beside_moves(world, search, random, list(before.values()), 0.01):
             if isinstance(each, WaitingMessage):
                 told.append(each)
-        firsts = [first_place(each.message) for each in told]
+        firsts = [first_offset(each.message) for each in told]
         assert sorted(firsts) == sorted(before)
-        assert [each.place for each in told] == sorted(each.place for each in told)
+        assert [each.search_position for each in told] == sorted(each.search_position for each in told)
         world.run()
 
 
@@ -399,13 +405,13 @@ def test_a_list_of_many_pages_tells_each_once(chance: int, monkeypatch: pytest.M
     world.pass_time(random.choice((0, 8_000)))
     waiting = {each.message.physical_offset for each in world.select()}
     told: list[int] = []
-    place, size = None, random.choice((20, 70))
+    search_position, size = None, random.choice((20, 70))
     while True:
-        page = world.select(after=place)[:size]
+        page = world.select(after=search_position)[:size]
         if not page:
             break
         told += [each.message.physical_offset for each in page]
-        place = SearchPosition.parse(str(page[-1].place))
+        search_position = SearchPosition.parse(str(page[-1].search_position))
         happens = random.randrange(7)
         if happens == 0:
             world.pass_time(random.choice((500, 3_000)))
@@ -454,7 +460,7 @@ def test_a_page_reads_what_it_needs_of_the_log(monkeypatch: pytest.MonkeyPatch) 
             each
             for each, _ in zip((each for each in steps if isinstance(each, WaitingMessage)), range(100), strict=False)
         ]
-        assert [each.place.offset for each in page] == places[at + 1 : at + 101]
+        assert [each.search_position.offset for each in page] == places[at + 1 : at + 101]
         assert sum(counts) < 30_000
 
 
@@ -547,15 +553,15 @@ def test_in_the_curve_what_is_overdue_is_due_now(world: PendingWorld) -> None:
 
 @pytest.mark.parametrize("by", ["timer", "level"])
 def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
-    place = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
+    search_position = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
     world.run()
-    result, new_place = world.reschedule(place, START_MS + 20_123)
+    result, new_place = world.reschedule(search_position, START_MS + 20_123)
     assert result is Cancelled.CANCELLED
     world.run()
     (found,) = world.select()
     assert (found.message.physical_offset, found.due_ms, found.delay_level) == (new_place, START_MS + 20_123, 0)
-    assert world.reschedule(place, START_MS + 30_000)[0] is Cancelled.CANCELLED
-    result, new_place = world.reschedule(place, START_MS + 20_123)
+    assert world.reschedule(search_position, START_MS + 30_000)[0] is Cancelled.CANCELLED
+    result, new_place = world.reschedule(search_position, START_MS + 20_123)
     assert result is Cancelled.CANCELLED
     world.pass_time(20_122)
     assert world.bodies() == []
@@ -564,15 +570,15 @@ def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
     world.pass_time(60_000)
     assert world.bodies() == [b"m1"]
     assert new_place is not None
-    for each in (place, new_place):
+    for each in (search_position, new_place):
         assert world.reschedule(each, START_MS) == (Cancelled.DELIVERED, None)
 
 
 @pytest.mark.parametrize("by", ["timer", "level"])
 def test_a_time_that_is_past_is_at_once(world: PendingWorld, by: str) -> None:
-    place = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
+    search_position = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
     world.run()
-    assert world.reschedule(place, 0)[0] is Cancelled.CANCELLED
+    assert world.reschedule(search_position, 0)[0] is Cancelled.CANCELLED
     world.pass_time(0)
     assert world.bodies() == [b"m1"]
     assert world.told() == []
@@ -581,12 +587,12 @@ def test_a_time_that_is_past_is_at_once(world: PendingWorld, by: str) -> None:
 
 
 def test_what_cannot_be_written_is_not_changed(world: PendingWorld) -> None:
-    place = world.send(START_MS + 60_000)
+    search_position = world.send(START_MS + 60_000)
     world.run()
     world.store.health.fill("full")
-    for change in (world.cancel, lambda place: world.reschedule(place, START_MS)):
+    for change in (world.cancel, lambda search_position: world.reschedule(search_position, START_MS)):
         with pytest.raises(StoreFull):
-            change(place)
+            change(search_position)
     world.store.health.has_room()
     assert world.told() == [b"m1"]
 
@@ -605,7 +611,7 @@ def test_a_level_message_that_is_to_be_tried_again_waits() -> None:
     delivered or appended once more."""
     world = TimerWorld(levels="1s 2s")
     world.delivery.value = DeliveryConfig(is_async=True)
-    place = world.schedule(1)
+    search_position = world.schedule(1)
     world.run()
     world.store.health.fill("full")
     world.pass_time(1500)
@@ -615,7 +621,7 @@ def test_a_level_message_that_is_to_be_tried_again_waits() -> None:
         for each in world.levels.waiting_before(world.store.log.end, world.now_ms)
         if isinstance(each, tuple)
     ]
-    assert found == [place]
+    assert found == [search_position]
     world.store.health.has_room()
     assert world.keep() == 1
     world.pass_time(3000)

@@ -216,8 +216,8 @@ async def test_the_answer_has_a_handle_to_recall_the_message_by(
         answer = await peer.ask(send("T", queue_id=1, properties=text), frame_codec)
         (message,) = stored(broker, answer)
         handle = recall_handle.decode(answer.ext["recallHandle"])
-        place = (message.physical_offset, LATER_MS)
-        assert handle == RecallHandle("T", "broker-a", NOW_MS + 5001, "U1", place)
+        kept = (message.physical_offset, LATER_MS)
+        assert handle == RecallHandle("T", "broker-a", NOW_MS + 5001, "U1", kept)
         assert answer.ext["TRACE_ON"] == "true"
 
 

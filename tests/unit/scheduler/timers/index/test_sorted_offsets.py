@@ -18,7 +18,7 @@ def test_distinct_values_with_their_first_places_and_counts(values: list[int]) -
     found = distinct_of(np.array(values, np.int64))
     wanted = sorted(set(values))
     assert found.values.tolist() == wanted
-    assert found.places.tolist() == [values.index(value) for value in wanted]
+    assert found.firsts.tolist() == [values.index(value) for value in wanted]
     assert found.counts.tolist() == [values.count(value) for value in wanted]
 
 
