@@ -13,7 +13,8 @@ from duemq._net.client import Client, typed_body
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
 from duemq._net.tls import Tls, context_of
-from duemq._values.intervals import Intervals, with_timeouts
+from duemq._values import checks
+from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_timeouts
 from duemq.errors import ArgumentError, ClosedError
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import headers
@@ -52,22 +53,24 @@ class AuthAdmin:
         access_key: str | None = None,
         secret_key: str | None = None,
         tls: Tls = False,
+        connect_timeout: float = CONNECT_TIMEOUT,
         _intervals: Intervals | None = None,
     ) -> None:
-        self._timeout = timeout
+        self._timeout = checks.check_timeout(timeout)
         self._client = Client(
             nameserver,
             codec=codec,
             heartbeat=lambda client_id: HeartbeatData(client_id, [], []),
-            intervals=with_timeouts(_intervals, timeout=timeout),
+            intervals=with_timeouts(_intervals, connect_timeout, timeout),
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False
 
     async def __aenter__(self) -> Self:
         await self._client.start()
-        self._is_open = True
+        self._loop, self._is_open = asyncio.get_running_loop(), True
         return self
 
     async def __aexit__(
@@ -169,6 +172,7 @@ class AuthAdmin:
         """Return the answers of all brokers. Raises the first error once all have answered."""
         if not self._is_open:
             raise ClosedError("the admin is closed, or was not opened: async with ...")
+        checks.check_loop(self._loop, "admin")
         addresses = await self._client.all_brokers()
         found = await asyncio.gather(*map(ask, addresses), return_exceptions=True)
         answers = {}

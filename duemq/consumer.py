@@ -82,7 +82,7 @@ class Consumer:
         brokers let a new group read a young queue from its beginning whatever `from_` says, as long as the queue's
         first messages are still in memory.
     `max_reconsume_times`: how many times a message is retried before it goes to the dead-letter topic, whose name is
-        %DLQ% followed by the group's.
+        %DLQ% followed by the group's; 0 for no retries.
     `ordered`: the messages of a queue, such as those with the same sharding key, are handled one after the other, in
         their order, by one member at a time: members lock their queues at the broker. A message that fails is retried
         in place after a second, and holds up its queue until it succeeds or becomes a dead letter. Either all members
@@ -146,6 +146,7 @@ class Consumer:
         checks.check_limits(
             max_ahead=max_ahead, max_cached_messages=max_cached_messages, max_cached_bytes=max_cached_bytes
         )
+        checks.check_retries(max_reconsume_times)
         if not close_timeout >= 0:
             raise ArgumentError(f"close_timeout={close_timeout}: give seconds, 0 or more")
         if handler_timeout is not None and not handler_timeout > 0:

@@ -20,6 +20,8 @@ MAX_RETRIED_GROUP_LENGTH: Final = MAX_TOPIC_LENGTH - len(RETRY_PREFIX)
 """Maximum length of the name of a consumer group that has a retry topic."""
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """Maximum size of a body, in bytes: RocketMQ's default of maxMessageSize, at producers and at brokers."""
+MAX_RETRIES: Final = 2**31 - 1
+"""Maximum number of retries of a message: RocketMQ's header has 32 bits for the number."""
 
 _OFFSET_MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
@@ -87,6 +89,13 @@ def check_limits(**limits: float) -> None:
     for name, limit in limits.items():
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
             raise ArgumentError(f"{name}={limit!r}: give 1 or more")
+
+
+def check_retries(times: int) -> None:
+    """Check how many times a message is retried: 0 or more, as many as RocketMQ's header has room for. Brokers would
+    make a dead letter of each message with a negative number, at its first failure."""
+    if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_RETRIES:
+        raise ArgumentError(f"max_reconsume_times={times!r}: give a whole number from 0 (no retries) to {MAX_RETRIES}")
 
 
 def _check_name(kind: str, name: str, max_length: int) -> None:

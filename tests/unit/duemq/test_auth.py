@@ -119,3 +119,14 @@ async def test_what_brokers_have_in_different_ways_is_shown_for_each(brokers: li
     ]
     assert await shown("acl", "list") == [f"u1  Allow  *  Pub  at {first}"]
     assert await shown("acl", "list", "u") == []
+
+
+async def test_it_belongs_to_its_event_loop(brokers: list[FakeBroker]) -> None:
+    async with admin_of(brokers) as admin:
+        with pytest.raises(ArgumentError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, admin.users())
+
+
+def test_a_timeout_is_a_time() -> None:
+    with pytest.raises(ArgumentError, match="timeout=0"):
+        AuthAdmin(timeout=0)
