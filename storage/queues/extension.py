@@ -191,6 +191,8 @@ def has_addresses(units: bytes) -> bool:
     """Whether any of these units of a consume queue has an address."""
     if len(units) == UNITS.itemsize:  # for a single unit, numpy would take five times as long
         return int.from_bytes(units[12:], "big", signed=True) <= EXT_ADDRESS_MAX
+    if units[12 :: UNITS.itemsize].count(0) * UNITS.itemsize == len(units):
+        return False  # no code is negative, which takes a tenth of the time to find out
     return bool((np.frombuffer(units, UNITS)["tags_code"] <= EXT_ADDRESS_MAX).any())
 
 

@@ -102,10 +102,10 @@ def find(
     if offset > high:
         return Pulled(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
     result = Pulled(PullStatus.NO_MATCHED_MESSAGE, offset, low, high, ranges=[])
-    data = queue.read_stored(offset, max_count)
     if codes is None:
-        _select(result, data, max_count, max_size, None, begin)
+        _select(result, queue.read_stored(offset, max_count), max_count, max_size, None, begin)
         return result
+    data = queue.read(offset, max_count)
     if data and UNIT.unpack_from(data)[2] in codes:
         # Most consumers want nearly all messages of a topic: reading and checking MAX_UNITS units for each pull would
         # cost them a fifth of the broker's CPU time.

@@ -565,6 +565,12 @@ def test_a_read_that_may_not_wait_says_so() -> None:
         extension.tags_codes_of(units, lambda _: [None, None], lambda _: 0, fail, is_level=True)
 
 
+@given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31) - 3, 2**31)), max_size=40))
+def test_addresses_are_the_codes_that_no_int_has(codes: list[int]) -> None:
+    units = b"".join(UNIT.pack(7, 100, code) for code in codes)
+    assert extension.has_addresses(units) == any(code <= -(2**31) - 1 for code in codes)
+
+
 # --- what uses it
 
 
