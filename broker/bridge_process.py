@@ -33,7 +33,8 @@ def command_of(config_file: str, log_format: str) -> list[str]:
 
 
 class BridgeProcess:
-    """Keeps a bridge running from `start` to `stop`. The bridge's standard output and error are the broker's."""
+    """Keeps a bridge running from `start` to `stop`. The bridge's standard error is the
+    broker's; its standard output is discarded."""
 
     def __init__(
         self,

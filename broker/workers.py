@@ -68,7 +68,8 @@ class Workers(Protocol):
 
 
 class ThreadWorkers:
-    """Implements `storage.durability.jobs.JobWorkers`, and runs work that coroutines await. Belongs to an event loop.
+    """Threads that run work which waits for the disk, in lanes, for callbacks and for coroutines. Belongs to an event
+    loop.
 
     All threads are started by the constructor. Later the system may refuse to create one (the pids limit of a
     container, `ulimit -u`), and work that other components depend on must not fail because of that."""
@@ -120,7 +121,7 @@ class ThreadWorkers:
             return failed
 
     def stop(self) -> None:
-        """Wait until all started work is done, but only _LEAVE_SECONDS for the lane ACCESS. Nothing may be started
+        """Wait until all started work is done, but only 5 s for the lane ACCESS. Nothing may be started
         afterwards."""
         for lane in self._lanes.values():
             lane.shutdown(wait=True)

@@ -1,4 +1,7 @@
-"""Retries of work that may fail: a pause before each new try, and one log line per distinct failure."""
+"""Retries of work that may fail: a pause before each new try, and one log line per distinct failure.
+
+Work that is tried again are reads, and writes for which there was no room. Any other failed write poisons the store;
+see `storage.durability.owner`."""
 
 from __future__ import annotations
 

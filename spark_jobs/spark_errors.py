@@ -125,7 +125,8 @@ def with_short_errors(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def with_short_errors_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """As `with_short_errors`, for a generator."""
+    """Wrap a generator function that Spark calls: errors that a user can act on lose the frames below this one, since
+    Spark shows the whole traceback to the user."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

@@ -49,7 +49,8 @@ class File(Protocol):
 
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer at the end of the file. May wait for the disk, unless `Files.may_wait` is
-        False: then raises NotInMemory instead of waiting. Raises OSError."""
+        False: then raises NotInMemory instead of waiting, where the file system can tell whether bytes are in memory.
+        Raises OSError."""
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         """Return the bytes of ranges, joined; zeros beyond the end of the file. May wait for the disk. Raises
@@ -110,7 +111,8 @@ class Files(Protocol):
 
     def require_file(self, path: str) -> None:
         """Check that a path can be read and replaced as a small file, or does not exist. Raises StoreFormatError if the
-        path is a directory, a pipe, a socket, a device or a broken link; OSError."""
+        path is a directory, a pipe, a socket, a device or a broken link, or if a directory has the name of its
+        temporary file, PATH.tmp; OSError."""
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; an empty list where there is no directory. Raises OSError."""
@@ -192,7 +194,8 @@ class OsFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer at the end of the file. May wait for the disk, unless `OsFiles.may_wait` is
-        False: then raises NotInMemory instead of waiting. Raises OSError."""
+        False: then raises NotInMemory instead of waiting, where the file system can tell whether bytes are in memory.
+        Raises OSError."""
         if self._owner.may_wait or not self._owner.can_tell_cached:
             try:
                 data = os.pread(fd := self._descriptor(), size, offset)
@@ -441,7 +444,8 @@ class OsFiles:
 
     def require_file(self, path: str) -> None:
         """Check that a path can be read and replaced as a small file, or does not exist. Raises StoreFormatError if the
-        path is a directory, a pipe, a socket, a device or a broken link; OSError."""
+        path is a directory, a pipe, a socket, a device or a broken link, or if a directory has the name of its
+        temporary file, PATH.tmp; OSError."""
         _status(path)
         if os.path.isdir(f"{path}.tmp"):
             raise StoreFormatError(f"{path}.tmp", "is a directory, but temporary files get this name; move it away")

@@ -530,8 +530,8 @@ class MessageStore:
         return pull.find(self.queue(topic, queue_id), offset, max_count, max_size, codes, self.log.begin)
 
     def read(self, ranges: list[pull.Range]) -> Body | None:
-        """Return the records of some ranges, joined, or None if reading them would have to wait for the disk. `ranges`:
-        in ascending order. Raises OSError."""
+        """Return the records of some ranges, joined; None if the commitlog no longer has one of them, or if reading
+        would have to wait for the disk. `ranges`: in ascending order. Raises OSError."""
         cached_from = max(self._cached_from, self.log.end - self.config.cached_size)
         found = pull.read(self.log, ranges, cached_from)
         if (blocks := self.files.blocks_read()) != self._blocks_read:

@@ -86,15 +86,16 @@ class AclFiles:
             self._use(self._read(stamps), "accounts_read")
         except OSError as error:
             raise AclFileError(f"{error.filename}: {error.strerror}") from None
-        self._told = self.accounts
+        self._announced = self.accounts
+        """The accounts that listeners were last told about."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the event loop after each change of the accounts."""
         self._on_change.append(callback)
 
-    def _tell_of_change(self) -> None:
-        if self._told is not self.accounts:
-            self._told = self.accounts
+    def _notify_listeners(self) -> None:
+        if self._announced is not self.accounts:
+            self._announced = self.accounts
             for callback in self._on_change:
                 callback()
 
@@ -126,7 +127,7 @@ class AclFiles:
     def _looked(self, error: BaseException | None) -> None:
         self._is_looking = False
         if error is None:
-            self._tell_of_change()
+            self._notify_listeners()
             return
         why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         if why != self._why:
@@ -137,9 +138,9 @@ class AclFiles:
         self._state, self._failed, self._why = state, None, ""
         self.accounts = state.accounts
         """The accounts as they are now: the event loop sees either the old ones or the new ones."""
-        self._tell(event, state)
+        self._log_state(event, state)
 
-    def _tell(self, event: str, state: _State) -> None:
+    def _log_state(self, event: str, state: _State) -> None:
         log.info(event, accounts=len(state.accounts), files=list(state.versions))
         for warning in state.warnings:
             log.warning("accounts_doubtful", reason=warning)
@@ -156,7 +157,7 @@ class AclFiles:
         return paths(self.directory)
 
     def _read(self, stamps: Stamps) -> _State:
-        """Read all files. Raises AclFileError."""
+        """Read all files. Raises AclFileError, OSError."""
         accounts: dict[str, PlainAccount] = {}
         white_lists = []
         versions, warnings = {}, []
@@ -199,7 +200,7 @@ class AclFiles:
             self._use(self._read(self._stamps()), "accounts_changed")
 
         await self._workers.run(Background.ACCESS, run)
-        self._tell_of_change()
+        self._notify_listeners()
 
     def _update_account(self, access_key: str, fields: Table) -> None:
         path = next((path for path in self._paths() if _position(parsed(path).table, access_key) >= 0), None)

@@ -34,7 +34,7 @@ Handler = Callable[[Connection, Request[Any]], Any]
 class SignedRequest(Request[H]):
     """A request with its fields as they came (see `signature.Fields`). Once they have been checked, `fields` is None,
     so that a request that is kept, such as a held pull, does not keep them. `account`: the sender, once it is known;
-    None if no account is needed."""
+    None if no account is needed, and for requests that need only an action on one topic."""
 
     fields: Any = None
     account: Any = None
@@ -65,11 +65,11 @@ class Authority(Protocol):
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
         """Return the account that signed a request; None if it needs no account. If the peer needs none because of its
-        address, its connection is marked as no stranger. `fields`: see SignedRequest. Raises AccessRefused."""
+        address, `is_stranger` of the connection becomes False. `fields`: see SignedRequest. Raises AccessRefused."""
 
     def recheck(self, connection: Connection, permission: Permission, request: Request[Any], account: Any) -> None:
-        """Check again a request that was let in and still waits. `account`: what `authenticate` returned for it.
-        Raises AccessRefused, ProtocolError."""
+        """Check again a request that was let in and still waits. `account`: the result of `authenticate` for the
+        request. Raises AccessRefused, ProtocolError."""
 
 
 class SignedDecoder(RequestDecoder[H]):
@@ -163,7 +163,7 @@ class Guard:
         return guarded
 
     def _guarded_topic(self, name: str, action: PlainAction, handler: Handler) -> Handler:
-        """Like `guarded`, for requests that need one action on one topic: the sends."""
+        """Return a handler that first checks one action on one topic, without more work: for the sends."""
         authenticate, needed, limits = self._authority.authenticate, int(action), self._limits
 
         def guarded(connection: Connection, request: Any) -> Any:

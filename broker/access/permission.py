@@ -127,7 +127,8 @@ def topic(action: PlainAction, name: str = "topic") -> ResourceNeed:
 
 
 def topic_or_all(action: PlainAction, name: str = "topic") -> ResourceNeed:
-    """Like `topic`, but a request that names none is about all topics: the account's default permission counts."""
+    """Return the need of one action on the topic in a field of the header. A request that names none is about all
+    topics: the account's default permission counts."""
     return ResourceNeed(
         f"{action.name} for the topic in {name}, or by default for all",
         lambda request: (ResourceAccess(getattr(request.header, name) or "", action),),

@@ -20,14 +20,14 @@ _MAX_TOLD: Final = 255
 
 
 class PlainAuthority:
-    """Implements `guard.Authority`."""
+    """Authenticates requests by the accounts of plain_acl.yml and their white lists."""
 
     def __init__(self, files: AclFiles) -> None:
         self._files = files
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> PlainAccount | None:
-        """Return the account that signed a request; None if the peer's address is on a white list. Such a connection is
-        marked as no stranger. `fields`: those of a SignedRequest. Raises AccessRefused."""
+        """Return the account that signed a request; None if the peer's address is on a white list. `is_stranger` of
+        such a connection becomes False. `fields`: those of a SignedRequest. Raises AccessRefused."""
         accounts = self._files.accounts
         is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
         if is_free:

@@ -48,7 +48,13 @@ _CHANGES_NOTHING: Final = frozenset({RequestCode.QUERY_DATA_VERSION, RequestCode
 _MAX_TEXT: Final = 256
 """Maximum number of characters of a field, a remark or a name in an entry."""
 _MAX_NAMES: Final = 100
-"""Maximum number of properties in an entry."""
+"""Maximum number of settings, topics or groups in an entry."""
+_LISTS: Final[dict[int, tuple[str, str, str]]] = {
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: ("topics", "topicConfigList", "topicName"),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: ("groups", "groupConfigList", "groupName"),
+}
+"""Requests that create several things: the field of an entry that has their names, and where a body has the names."""
+_NOT_DECODED: Final = (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, RecursionError)
 _MAX_REGISTRATIONS: Final = 2000
 MAX_REFUSALS_A_SECOND: Final = 20
 MAX_REFUSAL_BYTES_A_MINUTE: Final = 16 * 1024
@@ -73,8 +79,8 @@ class Peer(Protocol):
 
 
 def is_recorded(code: int, permission: Permission) -> bool:
-    """Whether requests of a code are recorded: those that need the role operate or administer, and those without a role
-    that withdraw or change something already sent."""
+    """Whether requests of a code are recorded: those that need the role operate or administer, except for two that
+    change nothing, and those without a role that withdraw or change something already sent."""
     if code in _CHANGES_NOTHING:
         return False
     return permission.role >= Role.OPERATE or code in _CHANGES_WITHOUT_ROLE
@@ -290,7 +296,7 @@ def _fields(header: msgspec.Struct) -> dict[str, Any]:
 
 
 def _of_body(code: int, request: Request[Any]) -> Entry:
-    """Return the part of a body that goes into an entry: names, and the values of live properties."""
+    """Return the part of a body that goes into an entry: names, and the values of live settings."""
     if code == RequestCode.UPDATE_BROKER_CONFIG:
         try:
             values = broker_conf.parse(bytes(request.body).decode(), "")
@@ -301,6 +307,13 @@ def _of_body(code: int, request: Request[Any]) -> Entry:
     if code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
         try:
             return {"group": str(msgspec.json.decode(request.body)["groupName"])[:_MAX_TEXT]}
-        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
+        except _NOT_DECODED:
+            return {}
+    if code in _LISTS:
+        kind, listed, name_of = _LISTS[code]
+        try:
+            found = msgspec.json.decode(request.body)[listed][:_MAX_NAMES]
+            return {kind: [str(each[name_of])[:_MAX_TEXT] for each in found]}
+        except _NOT_DECODED:
             return {}
     return {}

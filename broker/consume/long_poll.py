@@ -158,8 +158,8 @@ class LongPolls:
                 self._end(pull)
 
     def work(self, is_over: IsOver) -> bool:
-        """Serve, end or remove at least one pull, and more until `is_over`; return whether there are more. Does not
-        raise."""
+        """Serve, end or remove pulls until `is_over`. Returns False: if pulls are left, this has queued itself again,
+        as little work. Does not raise."""
         while True:
             if self._to_forget:
                 self._forget(self._to_forget.popleft())

@@ -87,7 +87,7 @@ class ClientHandlers:
         return group.notify_consumer_ids_changed_enable
 
     def unregister(self, connection: Connection, request: Request[UnregisterClient]) -> Answer:
-        """Remove a client from its groups. It is no error if it is in none, as in RocketMQ."""
+        """Remove a client from its groups. A client that is in none of them is not an error, as in RocketMQ."""
         header = request.header
         self._clients.unregister(connection, header.client_id, header.producer_group, header.consumer_group)
         return response(ResponseCode.SUCCESS)

@@ -376,7 +376,7 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
         self._free_frame()
 
-    # --- see `tls.Owner`
+    # --- see `tls.TlsOwner`
 
     def decrypted(self, data: bytes) -> None:
         """Take bytes that were decrypted later than in the call that read them."""

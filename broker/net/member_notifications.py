@@ -35,7 +35,7 @@ class MemberNotifications:
             self._turns.add(self, is_little=True)
 
     def work(self, is_over: IsOver) -> bool:
-        """Notify at least one member, and more until `is_over`; return whether there are more. Does not raise."""
+        """Notify some members, until `is_over`; return whether there may be more. Does not raise."""
         while True:
             connection = next(self._to_tell, None)
             if connection is not None:

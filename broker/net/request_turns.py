@@ -54,7 +54,7 @@ class RequestBudget(Protocol):
 
 
 class RequestTime:
-    """Implements RequestBudget by time, in seconds of the clock `now`."""
+    """A budget of time for the work in one turn, and in one share of it, in seconds of the clock `now`."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
 """Where an incoming message is stored: in its queue, or in the queue of a delay level or of the timers, where it waits.
+`broker.produce.send` stages plain messages itself, and those of its other fast paths; all others are staged here.
 Property requests that cannot be fulfilled are refused here."""
 
 from __future__ import annotations

@@ -645,7 +645,8 @@ class _Indexing(Deliveries):
         self._index = index
 
     def look(self, record: ScannedRecord) -> None:
-        """Note which message a record delivers or moves, and pass the record to the index. May wait for the disk."""
+        """Note which message a record delivers or moves, and pass the record to the index. May wait for the disk.
+        Raises OSError."""
         super().look(record)
         self._index.look(record)
 

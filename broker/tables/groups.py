@@ -100,14 +100,14 @@ class Groups:
 
     def retry_queues(self, name: str) -> int | None:
         """Return the number of queues of the retry topic of a group that exists or that `get` would create; None for
-        other groups. Changes nothing."""
+        other groups. The name must be valid. Changes nothing."""
         group = self.table.get(name)
         if group is None and self._settings.config.auto_create_group:
             group = SubscriptionGroupConfig(name)
         return group.retry_queue_nums if group is not None else None
 
     def check_all(self, names: Iterable[str]) -> None:
-        """Raise Refused if `get` would raise it for one of these groups. Changes nothing."""
+        """Raise Refused if `get` would raise it for one of these groups. The names must be valid. Changes nothing."""
         if self._settings.config.auto_create_group:
             self._check_room(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, len({name for name in names if name not in self.table})

@@ -215,7 +215,8 @@ class PendingHandlers:
         return await self._changed(connection, request, work)
 
     async def change_by_handle(self, connection: Connection, request: Request[ChangeByHandle]) -> Answer:
-        """Like `change`, for messages of one topic that are named by the contents of their handles."""
+        """Cancel messages of one topic, give them another time or deliver them now; the contents of their handles name
+        them. Return the outcome for each, once the changes are as durable as a send would be."""
         header = request.header
 
         async def work(done: ChangedMessages) -> None:
@@ -327,7 +328,8 @@ def _selection(header: ListPending | ChangePending) -> Selection:
 
 
 def _selection_to_change(header: ChangePending) -> Selection:
-    """Like `_selection`, but require a topic and at least one more criterion. Raises Refused."""
+    """Return the messages that a request for a change selects. It must have a topic and at least one more criterion.
+    Raises Refused."""
     selection = _selection(header)
     if selection.topic is None or (selection.key, selection.begin_ms, selection.end_ms) == (None, None, None):
         raise Refused(

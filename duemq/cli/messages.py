@@ -43,7 +43,12 @@ from duemq.producer import Producer
     help="Deliver it after the delay of this level, in the topic's table of levels or else the broker's.",
 )
 @click.option("--tag", help="Tag, by which consumers may filter.")
-@click.option("--key", "keys", multiple=True, help="Key, by which the broker indexes it. May be repeated.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    help="Key, by which `duemq pending` finds the message while it waits. May be repeated.",
+)
 @click.option(
     "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of the message. May be repeated."
 )

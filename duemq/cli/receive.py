@@ -101,7 +101,7 @@ def receive(
     none, it waits up to --wait for the first message. Messages that are not due yet cannot be received.
 
     The exit code is 1 if messages could not be received: access is refused; or, without --follow, the topic does not
-    exist or a broker fails, and neither is over within --wait. With --follow, such a failure is reported, and the
+    exist or a broker fails, and that lasts longer than --wait. With --follow, such a failure is reported, and the
     command goes on when it is over.
 
     \b

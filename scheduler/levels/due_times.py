@@ -42,9 +42,9 @@ class LevelTimes:
     def head(self, level: Level, run: OpenRun, now_ms: int) -> int | None:
         """Return when the first message of a run that was not tried yet is due; None if there is none."""
         unit = level.queue.unit(run.cursor) if run.cursor < level.end_of(run) else None
-        return self.due_ms(level, run, unit, now_ms) if unit is not None else None
+        return self.due_ms(run, unit, now_ms) if unit is not None else None
 
-    def due_ms(self, level: Level, run: OpenRun, unit: tuple[int, int, int], now_ms: int) -> int:
+    def due_ms(self, run: OpenRun, unit: tuple[int, int, int], now_ms: int) -> int:
         """Return when a unit's message is due; `now_ms` for padding, or if a record is needed for that but missing.
         `unit`: physical offset, size and tags code."""
         physical, size, code = unit
@@ -75,7 +75,7 @@ class LevelTimes:
         low, high = 0, len(units)
         while low < high:
             middle = (low + high) // 2
-            if self.due_ms(level, run, units[middle].item(), now_ms) <= now_ms:
+            if self.due_ms(run, units[middle].item(), now_ms) <= now_ms:
                 low = middle + 1
             else:
                 high = middle

@@ -519,7 +519,7 @@ class LevelQueues:
                     message = yield from patiently(partial(self._store.message_at, unit[0], unit[1]))
                 is_waiting = message is not None and (yield from patiently(partial(self.is_waiting, message)))
                 if message is not None and is_waiting:
-                    yield message, (yield from patiently(partial(self._times.due_ms, level, run, unit, now_ms)))
+                    yield message, (yield from patiently(partial(self._times.due_ms, run, unit, now_ms)))
                 else:
                     yield None
                 offset += 1
@@ -544,7 +544,7 @@ class LevelQueues:
                 due = kept["tags_code"].astype(np.int64) + run.shift_ms
                 if run.delay_limit_ms is not None:
                     for at, unit in enumerate(kept.tolist()):
-                        due[at] = yield from patiently(partial(self._times.due_ms, level, run, unit, now_ms))
+                        due[at] = yield from patiently(partial(self._times.due_ms, run, unit, now_ms))
                 yield number, offset - 1, due
 
     # --- progress: see `storage.durability.owner.CheckpointPart`

@@ -162,8 +162,8 @@ class TimerCheckpoint:
         self._slots.wheel.begin_write()
 
     def write_next(self, now: Moment) -> bool:
-        """Write some of the wheel's changed slots into its file; return whether there is more to write. Raises OSError;
-        writing then starts over."""
+        """First limit how much recovery has to read, then write some of the wheel's changed slots into its file; return
+        whether there is more to do. Raises OSError; writing then starts over."""
         if not self._is_bound:
             self._is_bound = not self._bound_since(now)
             return True

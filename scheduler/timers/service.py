@@ -723,8 +723,8 @@ class Timers:
         self._checkpoint.begin_write()
 
     def write_next(self, now: Moment) -> bool:
-        """Write some of the wheel's changed slots into its file; return whether there is more to write. Raises OSError;
-        writing then starts over."""
+        """First limit how much recovery has to read, then write some of the wheel's changed slots into its file; return
+        whether there is more to do. Raises OSError; writing then starts over."""
         return self._checkpoint.write_next(now)
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:

@@ -78,7 +78,7 @@ class Load(NamedTuple):
     """Messages per second."""
     measured_seconds: int = 0
     source: str = "given"
-    """As in Forecast."""
+    """The source of the rate: given, measured or fastest; see `Forecast.source`."""
 
 
 def forecast(loads: Sequence[Load]) -> Forecast:

@@ -177,7 +177,7 @@ class IcebergTable:
 
     def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
         """After a failed run, remove the files that it wrote, unless they are in the table, or it is unknown whether
-        they are. `is_commit`: whether it was the commit that failed."""
+        they are. `is_commit`: whether it was the commit that failed. Raises JobError."""
         # A catalog other than the local one may still complete the commit.
         if is_commit and (self._catalog is not None or not self._has_mark(name, before)):
             return

@@ -65,7 +65,7 @@ class ParquetTable:
     def known(self, names: Collection[str]) -> dict[str, Mark]:
         """Return the marks of the stores that have a committed run; none for a new table. Raises JobError."""
         last = {os.path.dirname(file): file for file in self.directory.names(_NOTES) if file.endswith(".json")}
-        commits = [self._read(file) for file in last.values()]
+        commits = [_commit(self.directory, file) for file in last.values()]
         return {commit.store: Mark(commit.end, commit.tail) for commit in commits}
 
     def begin(self, name: str) -> Mark | None:
@@ -99,18 +99,7 @@ class ParquetTable:
         return sorted(int(file[:-5]) for file in found if file.endswith(".json") and file[:-5].isdecimal())
 
     def _commit(self, name: str, run: int) -> Commit:
-        return self._read(self._note(name, f"{run:06}.json"))
-
-    def _read(self, file: str) -> Commit:
-        try:
-            commit = msgspec.json.decode(self.directory.read(file) or b"", type=Commit)
-        except msgspec.DecodeError as error:
-            raise JobError(f"{self.directory.path}: {file}: {error}") from None
-        if commit.version != VERSION:
-            raise JobError(
-                f"{self.directory.path}: {file}: is of version {commit.version}; this program reads version {VERSION}"
-            )
-        return commit
+        return _commit(self.directory, self._note(name, f"{run:06}.json"))
 
     def _hold(self, name: str) -> None:
         if not self.directory.is_local:
@@ -156,5 +145,18 @@ def committed_files(path: str) -> list[str]:
     found = []
     for note in directory.names(_NOTES):
         if note.endswith(".json"):
-            found += msgspec.json.decode(directory.read(note) or b"", type=Commit).files
+            found += _commit(directory, note).files
     return sorted(directory.below(name) for name in found)
+
+
+def _commit(directory: Directory, file: str) -> Commit:
+    """Return the commit in a file. Raises JobError."""
+    try:
+        commit = msgspec.json.decode(directory.read(file) or b"", type=Commit)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise JobError(f"{directory.path}: {file}: {error}") from None
+    if commit.version != VERSION:
+        raise JobError(
+            f"{directory.path}: {file}: is of version {commit.version}; this program reads version {VERSION}"
+        )
+    return commit

@@ -608,7 +608,7 @@ class Kept:
             if not is_kept:
                 return found
             try:
-                told = _Loaded(why, kept.keep_range(path, store, found))
+                told = _Loaded(why, kept.keep_range(path, found))
             except OSError as error:
                 told = _Loaded(why, None, str(error.strerror or error))
             return found._replace(note=msgspec.msgpack.encode(told))
@@ -629,7 +629,7 @@ class Kept:
 
     def _keep_range(self, found: RangeFound) -> KeptRange | None:
         try:
-            return kept.keep_range(self._folder.path, self._store, found)
+            return kept.keep_range(self._folder.path, found)
         except OSError as error:
             self._failure = error
             return None

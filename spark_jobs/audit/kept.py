@@ -319,7 +319,7 @@ def _unpacked(data: bytes, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     return np.frombuffer(pa.Codec("zstd").decompress(data, count * dtype.itemsize, asbytes=True), dtype)
 
 
-def keep_range(directory: str, store: StoreFiles, found: RangeFound) -> KeptRange:
+def keep_range(directory: str, found: RangeFound) -> KeptRange:
     """Write the contents of a range. Raises OSError."""
     return KeptRange(
         found.read,

@@ -44,7 +44,7 @@ LEVEL: Final = 1
 TIMER: Final = 2
 """Waits, or waited, in the wheel."""
 TIMER_AGAIN: Final = 3
-"""As TIMER, and waits instead of another record."""
+"""Waits, or waited, in the wheel, instead of another record."""
 TIMER_DELETE: Final = 4
 """Deletes a message with a timer."""
 HALF: Final = 5

@@ -254,8 +254,8 @@ class StoreFiles:
 
     @cached_property
     def _gap_at_end(self) -> list[tuple[int, int, str]]:
-        """As `gaps`, behind the last file. Empty where no other file knows of records there: a broker that was killed
-        while it made a file may leave one of 0 bytes."""
+        """The stretch behind the last file that no file has, in the form of `gaps`. Empty where no other file knows of
+        records there: a broker that was killed while it made a file may leave one of 0 bytes."""
         files = [*self.segments, *self._unflushed, *self._unwritten]
         last = files[len(files) - len(self._unwritten) - 1]
         # The right size of the only file is unknown.
@@ -571,8 +571,9 @@ class StoreFiles:
         return self._looked_up(file.topic, file.queue_id, self.stored_units(file), _TABLE.deliver_time)
 
     def units_to_copy(self, file: QueueFile) -> NDArray[Any]:
-        """As `units`, for another store; if a deliver time can be found only with the broker's table of delay levels,
-        the address stays, and the broker finds the time."""
+        """Return the units of a file of a consume queue for another store, as UNITS, with addresses in consumequeue_ext
+        looked up. If a deliver time can be found only with the broker's table of delay levels, the address stays, and
+        the broker finds the time."""
         return self._looked_up(file.topic, file.queue_id, self.stored_units(file), lambda level, stored: _NOT_KNOWN)
 
     def stored_units(self, file: QueueFile) -> NDArray[Any]:
@@ -765,8 +766,8 @@ class StoreFiles:
                 yield entry.name, size
 
     def _entries(self, folder: str) -> list[tuple[str, int]] | None:
-        """As `sizes`; None if there is no such directory. Raises OSError if that cannot be found out, CannotRead if
-        something else has its name."""
+        """Return the names in a directory of the store with the sizes of the files in bytes, sorted; None if there is
+        no such directory. Raises OSError if that cannot be found out, CannotRead if something else has its name."""
         if self.is_local:
             try:
                 entries = os.scandir(self._local(folder))

@@ -77,8 +77,9 @@ class Origins:
         """The UNIQ_KEYs of the records that wait for deliveries of recurring messages."""
 
     def look(self, record: ScannedRecord) -> None:
-        """Note the origin that a record names, if it names one. In scheduled records that field has the deliver time,
-        unless they are of the timer topic and delete another message or put it into a later slot (roll)."""
+        """Note the origin that a record names, if it names one. In scheduled records the prepared-transaction offset is
+        the deliver time, unless they are of the timer topic and delete another message or put it into a later slot
+        (roll)."""
         prepared = record.prepared_transaction_offset
         if record.sys_flag & FLAG_RECURS or self.last_recurring:
             self._look_for_recurring(record)
@@ -110,11 +111,11 @@ class Origins:
             key = get(record.properties.decode("utf-8", "replace"), UNIQ_KEY)
             self.recurring_keys.add(key or "")
 
-    def withdrawn_since(self, position: int) -> NDArray[np.int64]:
+    def withdrawn_since(self, physical_offset: int) -> NDArray[np.int64]:
         """Return the entries of `withdrawn` whose messages were withdrawn by a record at or behind a physical
         offset."""
         by = np.frombuffer(self.withdrawn_by, np.int64)
-        return np.frombuffer(self.withdrawn, np.int64)[by >= position]
+        return np.frombuffer(self.withdrawn, np.int64)[by >= physical_offset]
 
     def read(self, log: Commitlog, start: int, end: int) -> None:
         """Note the origins that the records between two physical offsets name. May wait for the disk."""

@@ -288,8 +288,9 @@ class Extension:
         return with_codes(array, codes).tobytes()
 
     def _read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes at an offset over all files, as a `Read`; none where the files cannot be read, because
-        the extension is only an aid: the records have the tags, too. Raises NotInMemory."""
+        """Return `size` bytes at an offset over all files: fewer where the files end, zeros before they begin; none if
+        the files cannot be read, because the extension is only an aid: the records have the tags, too. Raises
+        NotInMemory."""
         if not self._is_readable:
             return b""
         try:

@@ -198,8 +198,8 @@ def _select(
 
 
 def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
-    """Return the records of some ranges, joined, or None if reading them would have to wait for the disk. `ranges`: in
-    ascending order.
+    """Return the records of some ranges, joined; None if the commitlog no longer has one of them, or if reading would
+    have to wait for the disk. `ranges`: in ascending order. Raises OSError.
 
     Records from the physical offset `hot_from` on were written recently and are assumed to be in the page cache:
     reading them without checking costs half as much.
@@ -309,8 +309,8 @@ class ColdRead:
 
     @property
     def position(self) -> Hashable:
-        """Where the read begins: the file's path, and the position in it; None if there is nothing to read. Two reads
-        with the same position read the same."""
+        """Where the read begins: the file's path, and the position in it; None if there is nothing to read. Reads of
+        the same bytes have the same position."""
         if not self._files:
             return None
         file, ranges = self._files[0]

@@ -459,7 +459,7 @@ def test_no_docstring_only_names_another() -> None:
                 if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                     text = node.value.value
                     if isinstance(text, str) and re.match(
-                        r"See (the module|asyncio|io|`[^`]+`|[A-Z]\w+)([.:,]|$)", text
+                        r"(See|As|Like|Implements) (in )?(the module|asyncio|io|`[^`]+`|[A-Z]\w+)([.:,]|$)", text
                     ):
                         incomplete.append(f"{place(path)}:{node.lineno} {text}")
     assert incomplete == []

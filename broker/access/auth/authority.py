@@ -25,7 +25,7 @@ _MAX_TOLD: Final = 255
 
 
 class AuthAuthority:
-    """Implements `guard.Authority` with the users of ACL 2.0."""
+    """Authenticates requests by the users of ACL 2.0."""
 
     def __init__(self, users: Users, free_codes: frozenset[int], *, is_stateful: bool) -> None:
         """`free_codes`: request codes that need no user."""
@@ -40,9 +40,9 @@ class AuthAuthority:
             self._known.pop(connection, None)
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Subject | None:
-        """Return the user that signed a request; None if requests of its code need none. With the stateful strategy,
-        only the first request of a user over a connection needs a valid signature. `fields`: those of a SignedRequest.
-        Raises AccessRefused."""
+        """Return the user that signed a request; None if requests of its code need none. With the stateful strategy, a
+        request of the user that signed last over the connection needs no valid signature until that user changes.
+        `fields`: those of a SignedRequest. Raises AccessRefused."""
         name = fields.access_key
         subject = self._users.by_name.get(name)
         if subject is None:

@@ -87,8 +87,8 @@ class Subject:
         return self.user.username
 
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
-        """Check that the policies allow all that a request needs, except for a record's topic. Raises AccessRefused,
-        ProtocolError."""
+        """Check that the policies allow all that a request needs, except for a record's topic. Raises Refused if a name
+        is too long, AccessRefused, ProtocolError."""
         if not self._may(code):
             for need in self._authorization.needs.of_request(permission, request):
                 self._require(need, host)
@@ -100,14 +100,16 @@ class Subject:
                 self._require(need, host)
 
     def check_topic(self, code: int, topic: str, action: int, host: str) -> None:
-        """Check one action on one topic: the fast path for requests that need nothing else. Raises AccessRefused."""
+        """Check one action on one topic: the fast path for requests that need nothing else. Raises Refused if the name
+        is too long, AccessRefused."""
         key = (topic, action, host)
         if key not in self._allowed and not self._may(code):
             self._require(of_topic(topic, OF_ACTION[PlainAction(action)]), host)
             self._note(key)
 
     def check_record(self, code: int, topic: str, host: str) -> None:
-        """Check that the policies allow the user to read a record of a topic. Raises AccessRefused."""
+        """Check that the policies allow the user to read a record of a topic. Raises Refused if the topic's name is too
+        long, AccessRefused."""
         if not self._may(code):
             self._require(self._authorization.needs.of_record(code, topic), host)
 

@@ -51,8 +51,8 @@ class Loading:
         """A part that was read but is not in the second yet."""
 
     def step(self) -> bool:
-        """Load a part of the second. Return whether there was one left to load. Raises OSError; the part is then not
-        loaded, and the next step tries it again."""
+        """Load a part of the second. Return whether there was one left to load. Raises NotInMemory, OSError; the part
+        is then not loaded, and the next step tries it again."""
         if self._part is None:
             self._part = self._next_part()
         if self._part is None:
@@ -116,7 +116,7 @@ class _ChainPart:
 
 
 class Deleting:
-    """Takes the messages that its deleting records name out of a loaded second; see
+    """Takes messages out of a loaded second, those that the second's deleting records name; see
     `timer_properties.deleted_message`."""
 
     def __init__(self, store: MessageStore, second: Second, delete: Callable[[Waits], None]) -> None:
@@ -133,8 +133,8 @@ class Deleting:
         """Number of deleting records that were read; after that, number of messages that were looked at."""
 
     def step(self) -> bool:
-        """Read some deleting records, or take some of the messages out of the second. Return whether there was
-        something left to do. Raises OSError; the next step then tries the same again."""
+        """Read one deleting record, or look at one message. Return whether there was one left. Raises NotInMemory,
+        OSError; the next step then tries the same again."""
         if self._waits is None:
             if self._at < len(self._deletes):
                 text = self._text(*self._deletes[self._at])

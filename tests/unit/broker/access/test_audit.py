@@ -196,6 +196,14 @@ async def test_each_kind_of_change_has_an_entry(secured: UnboundBroker) -> None:
     group = fastjson.dumps(SubscriptionGroupConfig("readers"))
     changes: list[Command] = [
         request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group),
+        request(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            body=fastjson.dumps({"groupConfigList": [{"groupName": "g1"}, {"groupName": "g2"}]}),
+        ),
+        request(
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+            body=fastjson.dumps({"topicConfigList": [{"topicName": f"t{number}"} for number in range(101)]}),
+        ),
         request(RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteSubscriptionGroup("readers")),
         request(RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=48\ntls.server.keyPassword=canary-secret-x"),
         request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, headers.BrokerName("broker-a")),
@@ -225,6 +233,8 @@ async def test_each_kind_of_change_has_an_entry(secured: UnboundBroker) -> None:
     assert [entry["code"] for entry in found] == [command.code for command in changes]
     by_code = {entry["code"]: entry for entry in found}
     assert by_code[RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP]["group"] == "readers"
+    assert by_code[RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST]["groups"] == ["g1", "g2"]
+    assert by_code[RequestCode.UPDATE_AND_CREATE_TOPIC_LIST]["topics"] == [f"t{number}" for number in range(100)]
     assert by_code[RequestCode.DELETE_SUBSCRIPTIONGROUP]["group"] == "readers"
     assert by_code[RequestCode.UPDATE_BROKER_CONFIG]["settings"] == {
         "fileReservedTime": "48",

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from duemq.spark_jobs.archive.append import FORMATS, AppendResult, append, open_table
 from duemq.spark_jobs.archive.delta_table import _options
-from duemq.spark_jobs.archive.parquet_table import committed_files
+from duemq.spark_jobs.archive.parquet_table import ParquetTable, committed_files
 from duemq.spark_jobs.archive.table import COLUMNS, Mark
 from duemq.spark_jobs.compact.compact import compact
 from duemq.spark_jobs.errors import JobError
@@ -276,6 +276,22 @@ def test_a_run_that_fails_leaves_nothing_that_counts(
     world.grow(10, "later")
     world.append(target, form)
     check(target, form, world)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"{", b""), (b'"version": 1', b'"version": 9'), (b'"version": 1', b'"version": "\xff"')]
+)
+def test_a_commit_that_cannot_be_read_is_an_error_for_its_readers(
+    world: World, tmp_path: Path, old: bytes, new: bytes
+) -> None:
+    world.grow(3)
+    world.append(tmp_path / "table", "parquet")
+    (commit,) = (tmp_path / "table" / "_duemq").rglob("*.json")
+    assert old in commit.read_bytes()
+    commit.write_bytes(commit.read_bytes().replace(old, new))
+    for read in (committed_files, lambda path: ParquetTable(path).known(())):
+        with pytest.raises(JobError, match=r"000001\.json: "):
+            read(str(tmp_path / "table"))
 
 
 def append_and_die(store: str, target: str, form: str, at: str) -> None:
