@@ -97,9 +97,10 @@ unit: $(VENV)/.dev ## Run the unit tests, which need no peer (some minutes)
 quick: $(VENV)/.dev ## Run the unit tests that take seconds: structure, protocol, client, store
 	@run() { $(IN_MEMORY) -q -p no:cacheprovider --hypothesis-profile quick "$$@"; }; failed=0; \
 	run tests/unit/storage & storage=$$!; \
-	run tests/unit/duemq --ignore tests/unit/duemq/mqtt_bridge & client=$$!; \
+	run tests/unit/duemq --ignore tests/unit/duemq/mqtt_bridge --ignore tests/unit/duemq/cli & client=$$!; \
+	run tests/unit/duemq/cli & cli=$$!; \
 	run tests/unit/test_structure.py tests/unit/protocol || failed=1; \
-	wait $$storage || failed=1; wait $$client || failed=1; exit $$failed
+	for part in $$storage $$client $$cli; do wait $$part || failed=1; done; exit $$failed
 
 interop: peers ## Run the tests with Apache's brokers, clients and mqadmin
 	$(BIN)/python -m pytest tests/interop
