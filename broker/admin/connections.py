@@ -19,6 +19,7 @@ from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.records.message_id import parse_offset_message_id
+from duemq.protocol.records.properties import java_trim
 from duemq.protocol.requests import headers
 from duemq.protocol.requests.headers import NoFields, Request, response
 from duemq.storage.store import MessageStore
@@ -140,8 +141,9 @@ def _connection(member: GroupMember) -> dict[str, Any]:
 
 
 def _tags(expression: str | None) -> list[str]:
-    text = (expression or "").strip()
-    return [] if text in ("", "*") else [tag.strip() for tag in text.split("||") if tag.strip()]
+    if not expression or expression == "*":
+        return []
+    return [tag for tag in map(java_trim, expression.split("||")) if tag]
 
 
 def _resolve(future: asyncio.Future[Command | None], command: Command | None) -> None:

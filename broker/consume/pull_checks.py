@@ -8,7 +8,7 @@ from duemq.broker.consume.long_poll import HeldPull
 from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.clients import Clients, check_expression, check_expression_type, tags_codes
+from duemq.broker.tables.clients import Clients, check_expression, check_expression_type, check_separators, tags_codes
 from duemq.broker.tables.groups import Groups
 from duemq.broker.tables.topics import PERM_READ, Topics
 from duemq.protocol.codes import ResponseCode
@@ -72,6 +72,7 @@ class PullChecks:
             known = group.subscriptions.get(header.topic) if group is not None else None
             if known is not None and known.data.sub_string == header.subscription:
                 return known.codes
+            check_separators(header.subscription)
             check_expression(header.subscription, self._limits.tags)
             return tags_codes(header.subscription)
         if group is None:

@@ -17,7 +17,7 @@ from duemq.broker.net.member_notifications import MemberNotifications
 from duemq.broker.net.request_turns import RequestTurns
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.protocol.codes import ResponseCode
-from duemq.protocol.records.properties import java_hash
+from duemq.protocol.records.properties import java_hash, java_trim
 from duemq.protocol.requests.bodies import BROADCASTING, ConsumerData, HeartbeatData, SubscriptionData
 from duemq.storage.clock import Clock
 
@@ -73,7 +73,8 @@ class GroupSubscription:
 
 
 def tags_codes(expression: str | None) -> frozenset[int] | None:
-    """Return the tags codes of a tag expression, "a || b"; None for all."""
+    """Return the tags codes of a tag expression, "a || b"; None for all. As in RocketMQ, an expression of blanks has no
+    codes, so that no message matches, and " * " is the tag *."""
     if not expression or expression == "*":
         return None
     return _known_codes(expression) if len(expression) <= _MAX_KNOWN else _codes_in(expression)
@@ -84,6 +85,15 @@ def check_expression_type(expression_type: str | None) -> None:
     if expression_type not in (None, "", "TAG"):
         raise Refused(
             ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"
+        )
+
+
+def check_separators(expression: str | None) -> None:
+    """Raise Refused for an expression of a pull that has nothing but separators, as RocketMQ does."""
+    if expression and not expression.replace("||", ""):
+        raise Refused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"parse the consumer's subscription failed: {expression[:MAX_NAME_LENGTH]!r} has no tags; write * for all",
         )
 
 
@@ -107,12 +117,9 @@ def check_expression(expression: str | None, most_tags: int) -> None:
         )
 
 
-def _codes_in(expression: str) -> frozenset[int] | None:
-    text = expression.strip()
-    if text in ("", "*"):
-        return None
-    tags = [tag.strip() for tag in text.split("||")]
-    return frozenset(java_hash(tag) for tag in tags if tag) or None
+def _codes_in(expression: str) -> frozenset[int]:
+    tags = (java_trim(tag) for tag in expression.split("||"))
+    return frozenset(java_hash(tag) for tag in tags if tag)
 
 
 _known_codes = lru_cache(maxsize=4096)(_codes_in)

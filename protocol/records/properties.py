@@ -137,6 +137,9 @@ def with_property(text: str, name: str, value: str) -> str:
     return f"{text}{PROPERTY_END}{name}{NAME_END}{value}"
 
 
+_JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
+
+
 def java_hash(text: str) -> int:
     """Return Java's String.hashCode of a text: it is computed over UTF-16 units, and wraps to a signed 32-bit
     number."""
@@ -144,6 +147,12 @@ def java_hash(text: str) -> int:
     for unit in memoryview(text.encode(_UTF16, "surrogatepass")).cast("H"):
         result = (31 * result + unit) & 0xFFFFFFFF
     return result - 0x1_0000_0000 if result & 0x8000_0000 else result
+
+
+def java_trim(text: str) -> str:
+    """Return what Java's String.trim leaves of a text: only characters up to U+0020 are removed, at both ends, not all
+    blanks of Unicode."""
+    return text.strip(_JAVA_BLANKS)
 
 
 def tags_code_of(text: str) -> int:

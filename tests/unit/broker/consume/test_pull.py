@@ -153,6 +153,7 @@ async def test_pulls_that_cannot_be_are_refused(peer: Peer, topic: str) -> None:
         (pull(topic, queue_id=4), ResponseCode.SYSTEM_ERROR),
         (pull(topic, queue_id=-1), ResponseCode.SYSTEM_ERROR),
         (pull(topic, expression_type="SQL92"), ResponseCode.SYSTEM_ERROR),
+        (pull(topic, subscription="||"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
         (pull(topic, sys_flag=0, group="nobody"), ResponseCode.SUBSCRIPTION_NOT_EXIST),
     ):
         answer = await peer.ask(command)

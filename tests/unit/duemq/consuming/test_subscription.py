@@ -23,6 +23,11 @@ def test_tags_are_compared_whole() -> None:
     assert [subscription.wants(tag) for tag in ("Aa", "b", "BB", None)] == [True, True, False, False]
 
 
+def test_only_the_blanks_that_rocketmq_trims_are_trimmed() -> None:
+    """Another blank is part of a tag: for a broker it changes the hash."""
+    assert make_subscription("demo", " a\u3000 || \tb\x00", 5).tags == {"a\u3000", "b"}
+
+
 @pytest.mark.parametrize("tags", ["", "||", "a || *", " ", None])
 def test_what_names_no_tags_is_refused(tags: Any) -> None:
     with pytest.raises(ArgumentError):

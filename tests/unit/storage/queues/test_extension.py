@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from duemq.protocol.records.properties import tags_code
-from duemq.protocol.records.record import RecordSummary
+from duemq.protocol.records.record import RecordSummary, decode_all
 from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.errors import NotInMemory
@@ -574,17 +574,50 @@ def test_addresses_are_the_codes_that_no_int_has(codes: list[int]) -> None:
 # --- what uses it
 
 
-def test_a_pull_with_tags_skips_other_messages_also_where_the_extension_is_lost() -> None:
+def pulled(store: MessageStore, tags: str, max_size: int = 1 << 20) -> tuple[list[int], int]:
+    """The queue offsets of all messages with a tag, and the number of pulls that it takes to find them."""
+    offset, pulls, found = 0, 0, list[int]()
+    while (result := store.find("a", 0, offset, 100, max_size, frozenset({tags_code(tags)}))).next_offset > offset:
+        if result.status is PullStatus.FOUND:
+            found += [message.queue_offset for message in decode_all(bytes(store.read(result.ranges) or b""))]
+        offset, pulls = result.next_offset, pulls + 1
+    assert result.status is PullStatus.OFFSET_OVERFLOW_ONE
+    return found, pulls
+
+
+def test_pulls_with_tags_skip_other_messages_also_where_the_extension_is_lost() -> None:
     files = SimulatedFiles()
     store = opened(files)
     send(store, 40)
     send(store, 40, "u")
-    wanted = frozenset({tags_code("u")})
-    found = store.find("a", 0, 0, 100, 1 << 20, wanted)
-    assert (found.status, found.count, found.next_offset) == (PullStatus.FOUND, 40, 80)
+    send(store, 1)
+    assert pulled(store, "u") == (list(range(40, 80)), 2)
     for path in [path for path in files.names if path.startswith(ROOT)]:
         files.names[path].data[:] = bytes(SIZE)
-    assert store.find("a", 0, 0, 100, 1 << 20, wanted).count == 40
+    assert pulled(store, "u") == (list(range(40, 80)), 2)
+
+
+def test_a_pull_reads_few_records_to_find_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(SimulatedFiles())
+    queue = send(store, 300)
+    send(store, 1, "u")
+    read, counts = ConsumeQueue.read, list[int]()
+
+    def counted(queue: ConsumeQueue, offset: int, count: int) -> bytes:
+        counts.append(count)
+        return read(queue, offset, count)
+
+    monkeypatch.setattr(ConsumeQueue, "read", counted)
+    assert pulled(store, "u")[0] == [300]
+    assert max(counts) == 64
+    counts.clear()
+    unit = queue.unit(0)
+    assert unit is not None
+    assert pulled(store, "u", max_size=3 * unit[1] + 1)[0] == [300]
+    assert max(counts) == 3
+    counts.clear()
+    assert pulled(store, "t", max_size=1) == (list(range(300)), 301)
+    assert set(counts) == {1}
 
 
 def test_units_that_would_not_be_believed_stay_as_they_are() -> None:

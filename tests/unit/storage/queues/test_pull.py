@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from duemq.protocol.records.record import decode_all
 from duemq.storage.files import OsFile, OsFiles, Ranges
 from duemq.storage.queues.consume_queue import WITHDRAWN_SIZE, ConsumeQueue
-from duemq.storage.queues.pull import ColdRead, PullStatus, ReadAhead, find, read
+from duemq.storage.queues.pull import MAX_UNITS, ColdRead, PullStatus, ReadAhead, find, read
 from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
@@ -93,6 +93,18 @@ def test_a_pull_reads_no_more_units_than_it_returns_if_all_messages_have_its_tag
     monkeypatch.setattr(ConsumeQueue, "read_stored", counting(ConsumeQueue.read_stored))
     assert find(queue, 0, 32, 1 << 20, frozenset({1, 2}), 0).count == 32
     assert asked == [32]
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_an_expression_without_tags_matches_nothing(count: int) -> None:
+    found = find(store_with([1] * count).queue("t", 0), 0, 32, 1 << 20, frozenset(), 0)
+    assert (found.status, found.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, count)
+
+
+def test_a_pull_for_many_messages_looks_at_no_more_units_than_rocketmq() -> None:
+    queue = store_with([1] * 900).queue("t", 0)
+    assert queue is not None
+    assert find(queue, 0, 10_000, 1 << 20, frozenset({1}), 0).count == MAX_UNITS
 
 
 def test_a_pull_passes_over_withdrawn_messages_between_those_with_its_tag() -> None:
