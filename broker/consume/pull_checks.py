@@ -72,8 +72,8 @@ class PullChecks:
             known = group.subscriptions.get(header.topic) if group is not None else None
             if known is not None and known.data.sub_string == header.subscription:
                 return known.codes
-            check_separators(header.subscription)
             check_expression(header.subscription, self._limits.tags)
+            check_separators(header.subscription)
             return tags_codes(header.subscription)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
