@@ -19,7 +19,7 @@ from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.records.message_id import parse_offset_message_id
-from duemq.protocol.records.properties import java_trim
+from duemq.protocol.records.properties import tags_in
 from duemq.protocol.requests import headers
 from duemq.protocol.requests.headers import NoFields, Request, response
 from duemq.storage.store import MessageStore
@@ -141,9 +141,7 @@ def _connection(member: GroupMember) -> dict[str, Any]:
 
 
 def _tags(expression: str | None) -> list[str]:
-    if not expression or expression == "*":
-        return []
-    return [tag for tag in map(java_trim, expression.split("||")) if tag]
+    return tags_in(expression) if expression and expression != "*" else []
 
 
 def _resolve(future: asyncio.Future[Command | None], command: Command | None) -> None:

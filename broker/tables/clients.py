@@ -17,7 +17,7 @@ from duemq.broker.net.member_notifications import MemberNotifications
 from duemq.broker.net.request_turns import RequestTurns
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.protocol.codes import ResponseCode
-from duemq.protocol.records.properties import java_hash, java_trim
+from duemq.protocol.records.properties import java_hash, tags_in
 from duemq.protocol.requests.bodies import BROADCASTING, ConsumerData, HeartbeatData, SubscriptionData
 from duemq.storage.clock import Clock
 
@@ -118,8 +118,7 @@ def check_expression(expression: str | None, most_tags: int) -> None:
 
 
 def _codes_in(expression: str) -> frozenset[int]:
-    tags = (java_trim(tag) for tag in expression.split("||"))
-    return frozenset(java_hash(tag) for tag in tags if tag)
+    return frozenset(map(java_hash, tags_in(expression)))
 
 
 _known_codes = lru_cache(maxsize=4096)(_codes_in)

@@ -6,7 +6,7 @@ import msgspec
 
 from duemq._values.checks import check_topic
 from duemq.errors import ArgumentError
-from duemq.protocol.records.properties import java_hash, java_trim
+from duemq.protocol.records.properties import java_hash, tags_in
 from duemq.protocol.requests.bodies import SubscriptionData
 
 ALL_TAGS = "*"
@@ -48,7 +48,7 @@ def make_subscription(topic: str, tags: str, version: int) -> Subscription:
     check_topic(topic)
     if not isinstance(tags, str):
         raise ArgumentError(f"tags must be a string, such as 'a || b', not {tags!r}")
-    wanted = frozenset(map(java_trim, tags.split("||"))) - {""}
+    wanted = frozenset(tags_in(tags))
     if not wanted or (ALL_TAGS in wanted and len(wanted) > 1):
         raise ArgumentError(f"invalid tags {tags!r}: write * for all, or tags joined by ||")
     return Subscription(topic, wanted - {ALL_TAGS}, version)
