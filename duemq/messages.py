@@ -251,12 +251,13 @@ class ReceivedMessage:
 
     @property
     def due_time_ms(self) -> int | None:
-        """When it was due, ms since the epoch. None for a message without a delay or without a record of its due time.
+        """When it was due, ms since the epoch. None for a message without a delay or without a record of its deliver
+        time.
 
         If the sender asked for a time of delivery, this is that time. If it asked for a delay, the time is by the clock
         of a duemq broker: exact with a timer (TIMER_DELIVER_MS), and with a level if duemq's producer sent it (DUE_MS).
         With RocketMQ's brokers, a timer's time is rounded down to their precision (TIMER_OUT_MS), and a level's is by
-        the sender's clock. A level that another client set leaves no record. A retry keeps the first due time.
+        the sender's clock. A level that another client set leaves no record. A retry keeps the first deliver time.
         """
         for name in (properties.TIMER_DELIVER_MS, properties.DUE_MS, properties.TIMER_OUT_MS):
             number = self._number(name)
@@ -266,7 +267,7 @@ class ReceivedMessage:
 
     @property
     def lateness_ms(self) -> int | None:
-        """How long after its due time it was received, in ms, or None if the due time is unknown.
+        """How long after its deliver time it was received, in ms, or None if the deliver time is unknown.
 
         Compares this machine's clock with the broker's or the sender's: a negative number means that the clocks differ.
         """

@@ -291,7 +291,7 @@ class WaitingMessages:
             yield number
             return
         number = 0
-        for due in self._due_times(selection.topic, now_ms):
+        for due in self._deliver_times(selection.topic, now_ms):
             if due is None or isinstance(due, ColdRead):
                 yield due
                 continue
@@ -319,7 +319,7 @@ class WaitingMessages:
                 yield None
                 counts = counted
 
-        for due in self._due_times(topic, now_ms, in_wheel() if is_counted else None):
+        for due in self._deliver_times(topic, now_ms, in_wheel() if is_counted else None):
             if due is None or isinstance(due, ColdRead):
                 yield due
                 continue
@@ -333,7 +333,7 @@ class WaitingMessages:
         has the same hash."""
         return topic is None or self._timers.is_alone(topic)
 
-    def _due_times(
+    def _deliver_times(
         self, topic: str | None, now_ms: int, wheel: Iterator[None] | None = None
     ) -> Iterator[Times | ColdRead | None]:
         """Iterate over the deliver times of the messages of a topic, or of all topics, in parts of bounded size; yields
@@ -370,7 +370,7 @@ class WaitingMessages:
 
     def _due_in_levels(self, ours: Selection, now_ms: int, counting: _Counting) -> Iterator[Times | ColdRead | None]:
         if ours.topic is None:
-            for part in self._levels.due_times(now_ms):
+            for part in self._levels.deliver_times(now_ms):
                 if isinstance(part, ColdRead):
                     yield part
                 else:

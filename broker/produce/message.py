@@ -53,7 +53,7 @@ class ByLevel(NamedTuple):
     level: int
     """A level of the broker's table."""
     tells_due: bool = False
-    """Whether the property DUE_MS is to be set to the due time."""
+    """Whether the property DUE_MS is to be set to the deliver time."""
 
 
 class ByTimer(NamedTuple):

@@ -158,7 +158,7 @@ class SendHandlers:
             raise self._staging.refused(refusal, deliver_ms - now_ms)
         header, body = request.header, request.body
         queue_id, slot_ms = header.queue_id, out_ms(deliver_ms)
-        # The due time computed from a delay is passed on to consumers, as an explicit time is.
+        # The deliver time computed from a delay is passed on to consumers, as an explicit time is.
         told = f"\x02TIMER_DELIVER_MS\x01{deliver_ms}" if kind != "IVER_MS" else ""
         property_bytes = (
             f"{as_stored(text, self._added)}{told}\x02TIMER_OUT_MS\x01{slot_ms}"

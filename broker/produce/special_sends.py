@@ -85,7 +85,7 @@ class SpecialSends:
         is_retry: bool,
         at_once: bool,
     ) -> NewMessage:
-        """Return the message of a send, with its queue and due time. Raises Refused, TopicNotSaved, NotInMemory."""
+        """Return the message of a send, with its queue and deliver time. Raises Refused, TopicNotSaved, NotInMemory."""
         header = request.header
         queue_id, level = header.queue_id, asked.level
         if is_retry and (dead := self._retries.dead_letters_of(request)) is not None:

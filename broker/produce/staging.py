@@ -168,7 +168,7 @@ class Staging:
                 if due.recurs:
                     flags = FLAG_RECURS
                 if due.deletes:
-                    # Found by its unique key: it has no due time, and names no record except one that it replaces.
+                    # Found by its unique key: it has no deliver time, and names no record except one that it replaces.
                     code, prepared = properties.tags_code_of(text), due.origin
                 else:
                     code, prepared = due.deliver_ms, due.origin or due.deliver_ms

@@ -1,7 +1,7 @@
 """Finds faults in the files beside a commitlog: their differences from files that were rebuilt from it.
 
     consumequeue/      unit by unit: the record and its size, except for marks of withdrawn and delivered messages; in
-                       the schedule topic also the due time
+                       the schedule topic also the deliver time
     consumequeue_ext/  whether the units of messages there have the tags codes
     abort              whether the broker that last had the store stopped cleanly; in duemq's stores also whether the
                        checkpoint is of the commitlog's end. If not, the last deliveries are missing from the two files

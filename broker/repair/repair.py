@@ -537,9 +537,9 @@ class _Repair:
         return report
 
     def _rules(self, ours: Checkpoint) -> Note:
-        """Return the tables and clocks by which messages of levels have their due times. The commitlog does not contain
-        them; without duemq's old checkpoint, each message is due at the time that was promised when its record was
-        stored."""
+        """Return the tables and clocks by which messages of levels have their deliver times. The commitlog does not
+        contain them; without duemq's old checkpoint, each message is due at the time that was promised when its record
+        was stored."""
         note = runs.decode(ours.notes.get(service.NAME, b""))
         return note or Note(runs.table_crc(self._table.text), {}, array("q"))
 
@@ -560,8 +560,8 @@ class _Repair:
         return self._table.deliver_time(level, stored_ms)
 
     def _find_table(self, promised: PromisedDelays) -> None:
-        """Derive the levels' delays, if no table is configured, from the due times in what is left of the levels'
-        queues. Only RocketMQ's records need that; each of duemq's contains its due time."""
+        """Derive the levels' delays, if no table is configured, from the deliver times in what is left of the levels'
+        queues. Only RocketMQ's records need that; each of duemq's contains its deliver time."""
         if self._source.has_table:
             return
         delays = self._table.delays_ms

@@ -152,8 +152,8 @@ def read_delay_spec(
 
 
 class DelayPlan(msgspec.Struct, frozen=True):
-    """The properties that delay a message at one broker, and its due time, ms since the epoch. For a delay this is an
-    estimate by this machine's clock, since it depends on when the broker receives the message."""
+    """The properties that delay a message at one broker, and its deliver time, ms since the epoch. For a delay this is
+    an estimate by this machine's clock, since it depends on when the broker receives the message."""
 
     properties: dict[str, str]
     due_time_ms: int | None = None
@@ -184,7 +184,7 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
     levels = delays.valid_levels_ms
     if spec.delay_ms is not None:
         if delays.timers:
-            # At least 1 ms, so that the message has a timer and the broker reports its due time.
+            # At least 1 ms, so that the message has a timer and the broker reports its deliver time.
             rest = max(1, spec.delay_ms - elapsed_ms)
             return DelayPlan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest, waits=True)
         if spec.delay_ms in levels:
@@ -207,7 +207,7 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
 def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> DelayPlan:
     levels = delays.valid_levels_ms
     if not levels:
-        # The broker did not report its levels: the level cannot be checked, and the due time is not known.
+        # The broker did not report its levels: the level cannot be checked, and the deliver time is not known.
         return DelayPlan({properties.DELAY: str(level)}, waits=True)
     if level > len(levels):
         where = "" if delays.own is None else f" for the topic {delays.own.topic}"

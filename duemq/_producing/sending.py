@@ -408,7 +408,7 @@ def _result(answer: Command, address: str, queue: MessageQueue, message_id: str,
             if plan.waits:
                 handle = MessageHandle.of_recall_handle(header.recall_handle, header.msg_id)
             stored = recall_handles.decode(header.recall_handle).stored
-            # The exact due time, by the duemq broker's clock; for a recurring message, of its first delivery.
+            # The exact deliver time, by the duemq broker's clock; for a recurring message, of its first delivery.
             due_time_ms = stored[1] if stored is not None else due_time_ms
     return SendResult(status, message_id, header.msg_id, queue, header.queue_offset, due_time_ms, handle)
 

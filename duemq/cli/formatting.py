@@ -79,7 +79,7 @@ def changed_as_json(message: ChangedMessage) -> str:
 
 
 def pending_as_text(message: PendingMessage) -> str:
-    """Return the due time, topic, level, [tag], (keys) and id of a waiting message."""
+    """Return the deliver time, topic, level, [tag], (keys) and id of a waiting message."""
     parts = [local_time(message.due_time_ms), printable(message.topic)]
     if message.delay_level is not None:
         parts.append(f"level {message.delay_level}")

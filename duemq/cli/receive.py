@@ -88,8 +88,8 @@ def receive(
 ) -> None:
     """Receive messages of TOPIC and print a line for each: when it arrived, its lateness, [tag], (keys), body.
 
-    The lateness is shown if the due time is known: for messages with a timer, and for messages that duemq delayed by a
-    level.
+    The lateness is shown if the deliver time is known: for messages with a timer, and for messages that duemq delayed
+    by a level.
 
     Printed messages are consumed. The broker stores how far the group has read, so the next `receive` of the same topic
     and tags continues there. Members of a group that run at the same time share the messages, and must all receive the

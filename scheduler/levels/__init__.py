@@ -1,1 +1,1 @@
-"""Delay levels: the queues of SCHEDULE_TOPIC_XXXX and the due times of their messages."""
+"""Delay levels: the queues of SCHEDULE_TOPIC_XXXX and the deliver times of their messages."""

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from duemq.scheduler.delivery.batches import Batches, Kind, Outcome
-from duemq.scheduler.levels.due_times import LevelTimes
+from duemq.scheduler.levels.deliver_times import LevelTimes
 from duemq.scheduler.levels.level import Level, OpenRun, Put, PutStatus
 from duemq.scheduler.waiting import is_message
 from duemq.storage.current import Current

@@ -36,8 +36,8 @@ from duemq.scheduler.clock_watch import TOLERANCE_MS, ClockWatch
 from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.levels import runs
 from duemq.scheduler.levels.delay_offsets import DelayOffsets
+from duemq.scheduler.levels.deliver_times import LevelTimes
 from duemq.scheduler.levels.delivery import REFUSED_RETRY_MS, DeliveryConfig, LevelDelivery
-from duemq.scheduler.levels.due_times import LevelTimes
 from duemq.scheduler.levels.level import Level, OpenRun
 from duemq.scheduler.levels.runs import Note, Run, Seen
 from duemq.scheduler.levels.table import DelayLevels, queue_id_of
@@ -524,7 +524,7 @@ class LevelQueues:
                     yield None
                 offset += 1
 
-    def due_times(self, now_ms: int) -> Iterator[tuple[int, int, NDArray[np.int64]] | ColdRead]:
+    def deliver_times(self, now_ms: int) -> Iterator[tuple[int, int, NDArray[np.int64]] | ColdRead]:
         """Iterate over the present deliver times of waiting messages, ms since the epoch. Yields parts of bounded size,
         as level, last queue offset that was looked at, and times; and reads to be made before the next step
         (`patiently`)."""

@@ -78,7 +78,7 @@ def send_frame(
 
 
 class Frames(ABC):
-    """Frames of delayed messages, each with a number, in `number` and in UNIQ_KEY, and its due time in `due`, which
+    """Frames of delayed messages, each with a number, in `number` and in UNIQ_KEY, and its deliver time in `due`, which
     tests.bench.stored and the Java load read again.
 
     The parts that differ between frames have a fixed width, so that a frame can be joined from pieces.

@@ -29,7 +29,7 @@ class Record(NamedTuple):
     store_ms: int
     number: int
     due_ms: int
-    """The due time that the client wrote into the message."""
+    """The deliver time that the client wrote into the message."""
 
 
 def records(store: Path) -> Iterator[Record]:

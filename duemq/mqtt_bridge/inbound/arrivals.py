@@ -32,7 +32,7 @@ class Keyed(NamedTuple):
 
 
 Due = Callable[[float, Delay], float]
-"""A function from the time of receipt of a delayed message and its delay to its due time. Both times are by the
+"""A function from the time of receipt of a delayed message and its delay to its deliver time. Both times are by the
 monotonic clock, in seconds."""
 
 
@@ -98,7 +98,8 @@ def superseded(arrivals: Iterable[Arrival], begun: Iterable[tuple[Delay, float]]
     be known.
 
     A message that itself supersedes an earlier message stays if the others arrived after that earlier message was due.
-    `begun`: the earlier messages of a batch, with their due times. All times are by the monotonic clock, in seconds.
+    `begun`: the earlier messages of a batch, with their deliver times. All times are by the monotonic clock, in
+    seconds.
     """
     in_order = [(each, arrival.at) for arrival in arrivals for each in arrival.keyed or ()]
     in_order.sort(key=lambda found: found[0].order)

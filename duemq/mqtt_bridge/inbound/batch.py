@@ -107,7 +107,7 @@ class Batch:
         insort(self._later.setdefault(delay.key, []), transfer, key=_order)
 
     def superseder(self, transfer: Transfer, due: float) -> Transfer | None:
-        """Return the message that supersedes `transfer`, or None. It may already be done. `due`: the due time of
+        """Return the message that supersedes `transfer`, or None. It may already be done. `due`: the deliver time of
         `transfer`, by the monotonic clock, in seconds."""
         assert transfer.delay is not None
         assert transfer.delay.key is not None
@@ -135,7 +135,7 @@ class Batch:
         return sorted(new, key=_order)[-most:]
 
     def begun(self, due: Due) -> Iterator[tuple[Delay, float]]:
-        """Yield the messages with a key that are neither done nor superseded, and their due times."""
+        """Yield the messages with a key that are neither done nor superseded, and their deliver times."""
         for transfer in self.transfers:
             if (
                 not transfer.is_done

@@ -143,7 +143,7 @@ class Decisions:
         return arrival.keyed
 
     def due(self, at: float, delay: Delay) -> float:
-        """Return the due time of a delayed message that was received at `at`, both by the monotonic clock, in
+        """Return the deliver time of a delayed message that was received at `at`, both by the monotonic clock, in
         seconds."""
         if delay.delay_ms is not None:
             return at + delay.delay_ms / 1000

@@ -189,7 +189,7 @@ class Delay:
     delay_ms: int | None = None
     """Delay in ms, from the receipt of the message."""
     deliver_at_ms: int | None = None
-    """Due time, ms since the epoch. If it has passed, the message is published immediately."""
+    """Deliver time, ms since the epoch. If it has passed, the message is published immediately."""
     key: str | None = None
     """The RocketMQ key by which the message can be recalled or replaced: not empty, without blanks."""
     replace: bool = False

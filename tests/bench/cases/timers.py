@@ -57,14 +57,14 @@ class Sizes:
 
     second: int
     second_lead_seconds: int
-    """Seconds from the first send to the common due time: longer than it takes to send all messages and to put them
+    """Seconds from the first send to the common deliver time: longer than it takes to send all messages and to put them
     into the wheel."""
     random_rate: int
     random_seconds: int
     random_spread_ms: int
     accepted: int
     accepted_dues: int
-    """Number of different due times."""
+    """Number of different deliver times."""
     pending: int
     pending_big: int
     settle_seconds: float

@@ -62,7 +62,7 @@ class Messages(NamedTuple):
     queue_id: Integers
     """Queue id in the real topic."""
     due_ms: Integers
-    """Due time, 0 for plain messages."""
+    """Deliver time, 0 for plain messages."""
     origin: Integers
     """Physical offset of the record that scheduled a delivery, else -1."""
 

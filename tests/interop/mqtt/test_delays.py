@@ -1,7 +1,7 @@
 """Goal: a delayed message arrives at its time, once, and can be recalled; a wrong delay is reported.
 
 Method: as EMQX's documentation has it, and by MQTT 5's user properties. No test asserts how late a message is: each
-looks at the due time that RocketMQ's broker kept, and that nothing comes before it.
+looks at the deliver time that RocketMQ's broker kept, and that nothing comes before it.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _now_ms() -> int:
 
 @dataclass
 class Content:
-    """The messages sent, with their due times."""
+    """The messages sent, with their deliver times."""
 
     topic: str = field(default_factory=lambda: unique("topic"))
     due: dict[bytes, int] = field(default_factory=dict)

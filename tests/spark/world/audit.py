@@ -14,15 +14,15 @@ reconsume times. The retries of one message have the same UNIQ_KEY, and differ i
 
 **Due** is, for a level: the deliver time in the record (duemq) or in the tags code of its unit (RocketMQ). For a timer:
 the deliver time in the record (duemq), else the time in its properties: TIMER_DELAY_SEC, TIMER_DELAY_MS after the store
-time, or TIMER_DELIVER_MS. Lateness is the store time of the delivery minus the due time.
+time, or TIMER_DELIVER_MS. Lateness is the store time of the delivery minus the deliver time.
 
 **The verdict**: twice, or delivered, by the number of deliveries. Without a delivery: cancelled, if a record deletes it
 (by origin; RocketMQ's by topic and key and the same TIMER_OUT_MS), or its level's unit is withdrawn (size 1). Lost, if
 the broker has passed it, else pending. A level has passed the queue offsets before its progress: by the checkpoint's
 note if that is valid, else by delayOffset.json. The wheel has passed messages without a unit in the slot of that note's
 second or a later one (RocketMQ: timercheck's read time), unless it has not reached them in the timer topic's queue. The
-due time does not decide: duemq, stopped in the middle of a second, gives the rest of it units in the next one, and a
-topic's policy may hold messages beyond their time.
+deliver time does not decide: duemq, stopped in the middle of a second, gives the rest of it units in the next one, and
+a topic's policy may hold messages beyond their time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Scheduled:
     last: Record
     """The record that waits, or waited last: the origin, or the record that repeats it."""
     due_ms: int | None
-    """The due time, ms since the epoch; None if unknown: for a level of RocketMQ's without its unit."""
+    """The deliver time, ms since the epoch; None if unknown: for a level of RocketMQ's without its unit."""
     deliveries: list[Record] = field(default_factory=list)
     cancelled_by: Record | None = None
     verdict: Verdict = "pending"

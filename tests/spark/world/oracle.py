@@ -127,8 +127,8 @@ class TimerUnit:
 
     @property
     def due_ms(self) -> int:
-        """duemq's exact due time, in the lower 43 bits of the last field, all of which is negative if a policy chose
-        the time. 0 for a unit of RocketMQ's, and for one of duemq's that stands for no message."""
+        """duemq's exact deliver time, in the lower 43 bits of the last field, all of which is negative if a policy
+        chose the time. 0 for a unit of RocketMQ's, and for one of duemq's that stands for no message."""
         return abs(self.last_field) & ((1 << 43) - 1) if self.last_field != -1 else 0
 
 

@@ -1,6 +1,6 @@
 """The promises for every waiting message, whichever way it came to wait and however the broker runs meanwhile.
 
-The ways are those by which a message can get a due time; the lives are the events that may happen between any two
+The ways are those by which a message can get a deliver time; the lives are the events that may happen between any two
 others. A new way to wait, or a new kind of restart, is a line in `WAYS` or `LIVES`."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Waits:
         self.place = self.world.send(DUE_MS, b"body", TEXT)
 
     def moved(self, begin: Callable[[], None], *others: int) -> None:
-        """Move the message to its due time by way of other times."""
+        """Move the message to its deliver time by way of other times."""
         begin()
         self.world.run()
         for due_ms in (*others, DUE_MS):
@@ -56,7 +56,7 @@ class Waits:
         self.place = self.world.last_physical_offset
 
     def told(self) -> list[tuple[bytes, int]]:
-        """Body and due time of each message that operators see waiting."""
+        """Body and deliver time of each message that operators see waiting."""
         selected = self.world.pending.select(Selection(), self.world.now_ms, None)
         return [(each.message.body, each.due_ms) for each in selected if isinstance(each, WaitingMessage)]
 

@@ -96,14 +96,14 @@ class World:
         return table
 
     def schedule(self, level: int, body: bytes = b"x", text: str = "TAGS\x01t", *, host: bytes = HOST) -> int:
-        """Put a message into a level's queue, as the send handler does; return its due time."""
+        """Put a message into a level's queue, as the send handler does; return its deliver time."""
         self.sender.stage(body, ByLevel(level), text, host=host, flag=8, sys_flag=1, tries=2)
         self.store.appender.commit()
         return self.levels.table.deliver_time(level, self.store.appender.last_store_timestamp)
 
     def put(self, level: int, body: bytes, text: str) -> int:
         """Put a record with any properties into a level's queue, as a producer can make Apache's broker do it, without
-        a deliver time in it. Return its due time."""
+        a deliver time in it. Return its deliver time."""
         appender = self.store.appender
         due = self.levels.table.deliver_time(level, appender.begin(self.clock.now_ms()))
         queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)

@@ -970,7 +970,7 @@ def test_a_delay_that_nothing_tells_is_not_assumed(
 
 
 def times(broker: Broker) -> Counter[tuple[bytes, int]]:
-    """The bodies of the messages that wait in a broker, with their due times."""
+    """The bodies of the messages that wait in a broker, with their deliver times."""
     pending = WaitingMessages(broker.store, broker.timers, broker.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, WaitingMessage)]
     return Counter((each.message.body, each.due_ms) for each in found)

@@ -27,8 +27,8 @@ def create(topic: str, attributes: str) -> Command:
     )
 
 
-def due_times(broker: UnboundBroker, level: int) -> list[int]:
-    """Return the due times of a level's messages, ms after the start."""
+def deliver_times(broker: UnboundBroker, level: int) -> list[int]:
+    """Return the deliver times of a level's messages, ms after the start."""
     queue = broker.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
     units = [queue.unit(offset) for offset in range(queue.next_offset)]
     return [unit[2] - START_MS for unit in units if unit is not None]
@@ -43,16 +43,16 @@ async def test_a_topic_may_have_a_table_of_its_own(broker: UnboundBroker, peer: 
     for level in (1, 2, 9):
         assert (await peer.ask(send("T", properties=f"DELAY\x01{level}"))).code == ResponseCode.SUCCESS
     assert (await peer.ask(send("other", properties="DELAY\x011"))).code == ResponseCode.SUCCESS
-    assert due_times(broker, 3) == [10_000]
-    assert due_times(broker, 17) == [3_600_000, 3_600_000], "2, and 9 which is capped to it"
-    assert due_times(broker, 1) == [1000]
+    assert deliver_times(broker, 3) == [10_000]
+    assert deliver_times(broker, 17) == [3_600_000, 3_600_000], "2, and 9 which is capped to it"
+    assert deliver_times(broker, 1) == [1000]
 
 
 async def test_when_a_message_with_a_level_is_due_is_told_by_the_brokers_clock(
     broker: UnboundBroker, peer: Peer
 ) -> None:
-    """The broker replaces DUE_MS of a message with a level by its own due time: duemq's producer sends an estimate by
-    its own clock, which may be slow or fast. A retry keeps the first due time."""
+    """The broker replaces DUE_MS of a message with a level by its own deliver time: duemq's producer sends an estimate
+    by its own clock, which may be slow or fast. A retry keeps the first deliver time."""
 
     def due_ms(message: StoredMessage | None) -> str | None:
         assert message is not None
@@ -93,8 +93,8 @@ async def test_levels_change_while_running(broker: UnboundBroker, peer: Peer, lo
     assert (await change(peer, "messageDelayLevel=1s 2s 1d")).code == ResponseCode.SUCCESS
     for level in (2, 3, 18):
         await peer.ask(send("T", properties=f"DELAY\x01{level}"))
-    assert due_times(broker, 2) == [5000, 2000]
-    assert due_times(broker, 3) == [86_400_000, 86_400_000]
+    assert deliver_times(broker, 2) == [5000, 2000]
+    assert deliver_times(broker, 3) == [86_400_000, 86_400_000]
     assert [line["new"] for line in logged if line["event"] == "delay_levels_changed"] == ["1s 2s 1d"]
     answer = await change(peer, "messageDelayLevel=1s 2 minutes")
     assert answer.code == ResponseCode.SYSTEM_ERROR

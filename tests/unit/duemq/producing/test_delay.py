@@ -102,7 +102,7 @@ def test_a_wish_that_makes_no_sense_is_refused(arguments: tuple[Any, Any, Any]) 
 
 
 def planned(spec: DelaySpec, delays: Delays, elapsed_ms: int = 0) -> tuple[dict[str, str], int | None]:
-    """Return the properties and the due time of a plan. `elapsed_ms`: time since the call."""
+    """Return the properties and the deliver time of a plan. `elapsed_ms`: time since the call."""
     plan = make_plan(spec, delays, NOW + elapsed_ms, "h:1", elapsed_ms)
     return plan.properties, plan.due_time_ms
 

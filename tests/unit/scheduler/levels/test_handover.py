@@ -24,7 +24,7 @@ from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.errors import NotDurable, StoreFull
 from tests.crash.simulated_files import Call
-from tests.unit.scheduler.levels.test_due_times import delivery_times
+from tests.unit.scheduler.levels.test_deliver_times import delivery_times
 from tests.unit.scheduler.world import World
 
 PROGRESS = "/s/config/delayOffset.json"
@@ -222,7 +222,7 @@ def test_a_table_that_was_shortened_between_two_runs_stays_so(end: str) -> None:
         world.run()
         world.checkpoint()
         now = world.clock.now_ms()
-        due = [time for part in world.levels.due_times(now) for time in part[2]]  # type: ignore[index]
+        due = [time for part in world.levels.deliver_times(now) for time in part[2]]  # type: ignore[index]
         assert due == [now + 5000] * 3
         told = [each for each in world.levels.waiting_before(world.store.log.end, now) if each is not None]
         assert [each[1] for each in told if isinstance(each, tuple)] == due

@@ -128,7 +128,7 @@ def test_what_was_delivered_out_of_order_is_not_counted(*, checkpoint_first: boo
     def counted() -> tuple[int, int]:
         told = [each for each in world.levels.waiting_before(world.store.log.end, world.clock.now_ms()) if each]
         return len(told), sum(
-            len(part[2]) for part in world.levels.due_times(world.clock.now_ms()) if not isinstance(part, ColdRead)
+            len(part[2]) for part in world.levels.deliver_times(world.clock.now_ms()) if not isinstance(part, ColdRead)
         )
 
     assert counted() == (1, 1)

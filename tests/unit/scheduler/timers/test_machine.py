@@ -1,4 +1,4 @@
-"""Timers compared with the plainest model: a list of sent messages and their due times.
+"""Timers compared with the plainest model: a list of sent messages and their deliver times.
 
 Any sequence of sends, cancels, passing time, checkpoints, clean stops, kill -9 and lost files; at the end every message
 that was sent and not cancelled has been delivered once, never early, and to the millisecond if nothing delayed it.

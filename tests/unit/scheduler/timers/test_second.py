@@ -33,7 +33,8 @@ def numbers(waits: Waits) -> list[int]:
 
 
 class Model:
-    """The same as a list. A message's number gives its arrival, so that sorting by due time and number is the order."""
+    """The same as a list. A message's number gives its arrival, so that sorting by deliver time and number is the
+    order."""
 
     def __init__(self) -> None:
         self.second = Second(SECOND)

@@ -965,7 +965,7 @@ def test_a_machine_that_slept_for_long(days: int, starts: int, end: str) -> None
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_what_was_delivered_before_the_clock_was_set_back_is_handed_over_as_delivered(is_loaded: bool) -> None:
     """Messages delivered before the clock was set back are handed over as delivered: after a kill the next start finds
-    messages delivered whose due times are in the future."""
+    messages delivered whose deliver times are in the future."""
     world = TimerWorld()
     for delay in (3100, 3200, 5500, 300_000):
         world.send(START_MS + delay)
@@ -1014,8 +1014,8 @@ def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
 
 
 def test_the_hour_of_the_next_message_is_read_once(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hour of the next message is read once, although each step asks for its due time and each checkpoint frees the
-    memory of other hours."""
+    """The hour of the next message is read once, although each step asks for its deliver time and each checkpoint frees
+    the memory of other hours."""
     world.send(START_MS + 7_200_000)
     world.run()
     world.checkpoint()

@@ -45,7 +45,7 @@ def test_a_delivered_message_that_is_sent_again(tmp_path: Path) -> None:
 
 
 def test_a_delivery_of_a_message_that_is_not_there(tmp_path: Path) -> None:
-    """A delivery whose message is missing is unclaimed: it was born before its due time, and stored at it."""
+    """A delivery whose message is missing is unclaimed: it was born before its deliver time, and stored at it."""
     broker = new_broker(tmp_path / "store")
     stray = looks_delivered(broker, "t", f"\x02TIMER_OUT_MS\x01{START_MS + 1000}")
     broker.close()

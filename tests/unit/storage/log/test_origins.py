@@ -31,7 +31,7 @@ def test_one_and_many_are_the_same(promise: int, at: int, flag: int) -> None:
 
 
 def test_who_names_one() -> None:
-    """Deliveries, rolls and deletions name their origin. In other records the same field has the due time, or the
+    """Deliveries, rolls and deletions name their origin. In other records the same field has the deliver time, or the
     offset of a half message."""
     origins = Origins()
     for each in (

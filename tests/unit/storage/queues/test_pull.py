@@ -166,7 +166,7 @@ def test_searching_by_time(steps: list[int], at: int) -> None:
 
 
 def test_records_are_cached_in_whatever_order_they_are_asked_for(tmp_path: Path) -> None:
-    """Records count as cached in any order of the ranges, such as that of their due times, and in several files."""
+    """Records count as cached in any order of the ranges, such as that of their deliver times, and in several files."""
     store = make_store(str(tmp_path), OsFiles(), segment_size=4096)
     store.open()
     at = append(store, "t", 0, *[b"x" * 300] * 20)

@@ -1,4 +1,4 @@
-"""Due times of level messages: clocks that are set, tables that change, RocketMQ's older records."""
+"""Deliver times of level messages: clocks that are set, tables that change, RocketMQ's older records."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_what_waits_behind_files_that_expired_is_found() -> None:
     now_ms = world.clock.now_ms()
     found = [each for each in world.levels.waiting_before(world.store.log.end, now_ms) if isinstance(each, tuple)]
     assert [message.body[:1] for message, _ in found] == [b"%d" % number for number in range(lost, 8)]
-    assert sum(len(part[2]) for part in world.levels.due_times(now_ms) if isinstance(part, tuple)) == 8 - lost
+    assert sum(len(part[2]) for part in world.levels.deliver_times(now_ms) if isinstance(part, tuple)) == 8 - lost
 
 
 def test_the_clock_set_back_while_the_broker_was_down() -> None:
