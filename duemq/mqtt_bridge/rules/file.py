@@ -245,24 +245,26 @@ class _Reader:
         )
 
     def _check_address(self) -> None:
-        """Check the addresses of both sides, the user and the password."""
+        """Check the addresses of both sides and the user. Raises RulesError, with the line of the first that is
+        wrong."""
         mqtt = self._file.mqtt
         with self._at("nameserver"):
             for address in parse_nameservers(self._file.nameserver):
                 _check_host(address.rpartition(":")[0])
         with self._at("mqtt", "host"):
             _check_host(mqtt.host)
-        with self._at("mqtt", "websocket_path"):
-            if mqtt.websocket_path is not None and not _PATH.fullmatch(mqtt.websocket_path):
-                raise ArgumentError(
-                    f"{mqtt.websocket_path!r} is not a path: it must begin with / and have only ASCII characters "
-                    "without blanks"
-                )
-        with self._at("mqtt", "user"):
-            if mqtt.user is not None and (
-                fields.encoded_text(mqtt.user) != mqtt.user or len(mqtt.user.encode()) > MAX_FIELD_BYTES
-            ):
-                raise ArgumentError(f"the user has a control character, or more than {MAX_FIELD_BYTES} bytes")
+        if mqtt.websocket_path is not None and not _PATH.fullmatch(mqtt.websocket_path):
+            raise self._error(
+                ("mqtt", "websocket_path"),
+                f"{mqtt.websocket_path!r} is not a path: it must begin with / and have only ASCII characters "
+                "without blanks",
+            )
+        if mqtt.user is not None and (
+            fields.encoded_text(mqtt.user) != mqtt.user or len(mqtt.user.encode()) > MAX_FIELD_BYTES
+        ):
+            raise self._error(
+                ("mqtt", "user"), f"the user has a control character, or more than {MAX_FIELD_BYTES} bytes"
+            )
 
     def _seconds(self, place: lines.Path, text: str, least: int, most: int) -> int:
         """Return a duration in whole seconds."""
@@ -318,7 +320,8 @@ class _Reader:
             raise self._error(place, f"{path}: is not UTF-8") from None
 
     def _tls(self, tls: bool | TlsFiles, *table: str) -> Tls | None:
-        """Return the encryption that `table` configures; None for no encryption."""
+        """Return the encryption that `table` configures; None for no encryption. Raises RulesError if a file of it is
+        missing or cannot be used."""
         if not tls:
             return None
         if tls is True:
@@ -331,8 +334,8 @@ class _Reader:
                 continue
             with self._at(*table, name):
                 files[name] = path = self._relative(text)
-                if not path.is_file() or not os.access(path, os.R_OK):
-                    raise ArgumentError(f"{path}: is missing, or cannot be read")
+            if not path.is_file() or not os.access(path, os.R_OK):
+                raise self._error((*table, name), f"{path}: is missing, or cannot be read")
         if files["key_file"] is not None and files["certificate_file"] is None:
             raise self._error((*table, "key_file"), "a key_file needs a certificate_file")
         found = Tls(check_host=tls.check_host, **files)
