@@ -205,7 +205,8 @@ _WHOLE = ("errors", "sync", "testing")
 if not TYPE_CHECKING:  # type checkers would take any name, a wrong one too, for one that this function knows
 
     def __getattr__(name: str) -> object:
-        """Import a name of the package on first use: `duemq serve`, a command of this package, needs no client."""
+        """Import a name of the package on first use: `duemq serve`, a command of this package, needs no client. Raises
+        AttributeError if the package has no such name."""
         if name == "__version__":
             return import_module("importlib.metadata").version("duemq")
         if name in _WHOLE:

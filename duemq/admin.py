@@ -52,8 +52,8 @@ class Admin(Changing):
     selects everything. Brokers that are down, so that the name servers do not know them, are left out. `cancel`,
     `reschedule` and `deliver_now` are those of `Producer`.
 
-    The methods raise ArgumentError, ClosedError, NotSupportedError if no broker is duemq's, BrokerError, ConnectError,
-    ConnectionLostError and RequestTimeoutError.
+    Raises ArgumentError for invalid arguments, as the methods do. These also raise ClosedError, NotSupportedError if no
+    broker is duemq's, BrokerError, ConnectError, ConnectionLostError, PeerError and RequestTimeoutError.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class Admin(Changing):
         await self.close()
 
     async def start(self) -> None:
-        """Connect to a name server. Raises ConnectError if none answers; `start` can then be called again."""
+        """Connect to a name server. Raises ConnectError if none answers; `start` can then be called again. Raises
+        ClosedError if the admin is closed."""
         async with self._starting:
             if self._is_closed:
                 raise ClosedError("the admin is closed")
@@ -127,7 +128,8 @@ class Admin(Changing):
             yield _pending(message, address)
 
     async def _list(self, header: headers.ListPending) -> AsyncGenerator[tuple[bodies.PendingEntry, str], None]:
-        """Yield messages, each with the address of its broker."""
+        """Yield messages, each with the address of its broker. Raises PeerError if a broker's list does not advance,
+        and NotSupportedError if no broker is duemq's."""
         are_supported = False
         addresses = await self._addresses()
         for address in addresses:
@@ -152,7 +154,8 @@ class Admin(Changing):
     async def recurring(
         self, topic: str | None = None, *, name: str | None = None
     ) -> AsyncGenerator[RecurringMessage, None]:
-        """Yield the recurring messages (`Producer.schedule`), each with its next delivery."""
+        """Yield the recurring messages (`Producer.schedule`), each with its next delivery. Raises PeerError if a broker
+        lists a message that does not recur, and the other errors of this class."""
         header = headers.ListPending(topic, name, *range_ms(topic, name, None, None), PAGE, recurring=True)
         async for message, address in self._list(header):
             if message.recurrence is None:
@@ -208,7 +211,8 @@ class Admin(Changing):
         self, topic: str | None = None, *, begin: Time | None = None, step: Span = "1m", steps: int = 60
     ) -> DueCurve:
         """Count the messages that are due in each of `steps` spans of length `step`, the first of which begins at
-        `begin`, by default now. Overdue messages count as due now. The counts are as exact as that of `count`."""
+        `begin`, by default now. Overdue messages count as due now. The counts are as exact as that of `count`. Raises
+        ArgumentError if `step` is below 1 s or `steps` is not from 1 to 10,000, and the other errors of this class."""
         step_ms = span_ms(step)
         if step_ms < LEAST_STEP_MS or not 1 <= steps <= MOST_STEPS:
             raise ArgumentError(f"a curve has 1 to {MOST_STEPS} steps of 1s or more, not {steps} of {step!r}")

@@ -40,8 +40,9 @@ class AuthAdmin:
     added later, the changes must be repeated (`mqadmin copyUser`, `copyAcl`). If a change fails at one broker, it may
     have been made at others.
 
-    Methods raise ArgumentError, ClosedError, BrokerError (AccessDeniedError for a refused request, NotSupportedError
-    if a broker has no ACL 2.0), ConnectError, ConnectionLostError and RequestTimeoutError.
+    Raises ArgumentError for invalid arguments, as the methods do. These also raise ClosedError, BrokerError
+    (AccessDeniedError for a refused request, NotSupportedError if a broker has no ACL 2.0), ConnectError,
+    ConnectionLostError, PeerError and RequestTimeoutError.
     """
 
     def __init__(
@@ -169,7 +170,8 @@ class AuthAdmin:
         await self._of_all(ask)
 
     async def _of_all(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """Return the answers of all brokers. Raises the first error once all have answered."""
+        """Return the answers of all brokers. Raises ClosedError if the admin is not open, and the first broker's error
+        once all have answered."""
         if not self._is_open:
             raise ClosedError("the admin is closed, or was not opened: async with ...")
         checks.check_loop(self._loop, "admin")

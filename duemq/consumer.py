@@ -249,7 +249,8 @@ class Consumer:
         """Take no more messages, wait for running handlers, store the offsets, and leave the group.
 
         Handlers that do not end within `close_timeout` are cancelled, and their messages are delivered again. If this
-        call is cancelled, they are cancelled immediately. Never raises; a second call waits for the first to finish.
+        call is cancelled, they are cancelled immediately. Never raises, except ArgumentError in an event loop other
+        than that of `start`; a second call waits for the first to finish.
 
         A handler may call this too; the call then waits for the other handlers. The handler's own message is delivered
         again unless the handler called its `ack` before.
@@ -287,15 +288,15 @@ class Consumer:
             self._closed.set()
 
     async def wait_closed(self) -> None:
-        """Wait until the consumer is closed."""
+        """Wait until the consumer is closed. Raises ArgumentError in an event loop other than that of `start`."""
         checks.check_loop(self._loop, "consumer")
         await self._closed.wait()
 
     async def receive(self) -> ReceivedMessage:
         """Wait for the next message. The application settles it with its `ack`, `retry` or `dead_letter`.
 
-        The call may be cancelled without losing a message. Raises ClosedError once the consumer is closed, and for a
-        consumer with a handler.
+        The call may be cancelled without losing a message. Raises ClosedError before `start`, once the consumer is
+        closed, and for a consumer with a handler; ArgumentError in an event loop other than that of `start`.
         """
         if self._hooks is not None:
             return (await self._hooks.receive(lambda: self._take(1), single=True))[0]
@@ -324,7 +325,8 @@ class Consumer:
     async def commit(self) -> dict[MessageQueue, int]:
         """Store the offsets of finished messages now, rather than with the next periodic commit. Return the offsets
         that are known to be stored, by queue: messages before them are not delivered to the group again. An offset that
-        cannot be stored now is stored later, and a line is logged.
+        cannot be stored now is stored later, and a line is logged. Raises ArgumentError in an event loop other than
+        that of `start`.
         """
         checks.check_loop(self._loop, "consumer")
         await self._member.commit()
@@ -333,7 +335,8 @@ class Consumer:
     async def caught_up(self) -> None:
         """Wait until all messages are finished that were in this member's queues when it got them.
 
-        Waits on while a subscribed topic does not exist. Raises ClosedError if the consumer is closed first.
+        Waits on while a subscribed topic does not exist. Raises ClosedError if the consumer is closed first, and
+        ArgumentError in an event loop other than that of `start`.
         """
         checks.check_loop(self._loop, "consumer")
         await self._member.caught_up()

@@ -110,6 +110,8 @@ class Producer(Changing):
     `tls`: True for TLS with the certificates that the machine trusts, or an `ssl.SSLContext`, such as
         `ssl.create_default_context(cafile="ca.pem")`.
     `interceptors`: objects that see each message before and after it is sent, see `duemq.interceptors`.
+
+    Raises ArgumentError for invalid arguments.
     """
 
     def __init__(
@@ -179,7 +181,8 @@ class Producer(Changing):
         await self.close()
 
     async def start(self) -> None:
-        """Connect to a name server. Raises ConnectError if none answers; `start` can then be called again."""
+        """Connect to a name server. Raises ConnectError if none answers; `start` can then be called again. Raises
+        ClosedError if the producer is closed."""
         if self._closed:
             raise ClosedError("the producer is closed")
         async with self._starting:
@@ -495,8 +498,9 @@ class Producer(Changing):
         topic's catch-up policy decides about missed deliveries. `Admin.recurring` lists recurring messages;
         `Admin.pause_recurring`, `resume_recurring` and `remove_recurring` change them.
 
-        Needs a duemq broker. `tags`, `properties`, `retries`, `timeout` and errors are those of `send`;
-        MessageRejectedError is raised for a cron expression or a zone that the broker cannot read.
+        Needs a duemq broker. `tags`, `properties`, `retries`, `timeout` and errors are those of `send`. Raises
+        ArgumentError also unless one of `every` and `cron` is given, and for a `count` below 1; MessageRejectedError
+        for a cron expression or a zone that the broker cannot read.
         """
         if (every is None) == (cron is None):
             raise ArgumentError("give one of `every` and `cron`")
@@ -588,12 +592,14 @@ class Producer(Changing):
     # --- what was stored ------------------------------------------------------------------------------------------
 
     def new_message_id(self) -> str:
-        """Return a message id for a later send. Raises ClosedError."""
+        """Return a message id for a later send. Raises ClosedError before `start` and after `close`, and ArgumentError
+        in an event loop other than that of `start`."""
         return self._check_open().make()
 
     async def choose_queue(self, topic: str, sharding_key: str | None = None) -> MessageQueue:
         """Return the queue that a send to the topic would choose, for applications that record it before the send.
-        Raises ClosedError, NoRouteError, ConnectError, ConnectionLostError and RequestTimeoutError."""
+        Raises ArgumentError for an invalid sharding key, ClosedError, NoRouteError, ConnectError, ConnectionLostError
+        and RequestTimeoutError."""
         self._check_open()
         choose = self._sender.chooser(topic, sharding_key, None)
         return choose(await self._client.routes.find_to_send(topic), None)
@@ -622,7 +628,7 @@ class Producer(Changing):
         The request uses the connection over which this producer sends, and brokers answer a connection's requests in
         order. So no finished send of this producer has stored a message that is not found here, nor will it. A message
         that waits for its delivery is not in its queue yet: `Admin.pending` finds it by its id. Raises the errors of
-        `end_offset`.
+        `end_offset`, and PeerError if the broker returns nothing although the queue goes on.
         """
         self._check_open()
         wanted, found = set(message_ids), dict[str, int]()

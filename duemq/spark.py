@@ -82,7 +82,8 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 if not TYPE_CHECKING:  # for type checkers, any name would exist in a module with this function, even a wrong one
 
     def __getattr__(name: str) -> object:
-        """Import a name when it is first used, since the import of numpy, pyarrow and pyspark takes seconds."""
+        """Import a name when it is first used, since the import of numpy, pyarrow and pyspark takes seconds. Raises
+        AttributeError if there is no such name, and ModuleNotFoundError if one of these packages is missing."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

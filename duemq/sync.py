@@ -12,7 +12,8 @@
             message.ack()
 
 Any thread may call any method. All objects of this module share one event loop, which runs in a thread of its own; the
-first call in a process starts it. Arguments, results and errors are those of the classes of the same names in `duemq`.
+first call in a process starts it. That thread calls interceptors; a method that is called there raises ArgumentError.
+Otherwise arguments, results and errors are those of the classes of the same names in `duemq`.
 
 An object belongs to the process that started it: in a forked process its `close` does nothing and its other methods
 raise ArgumentError. When the main thread ends, consumers with a handler are closed.
@@ -124,7 +125,7 @@ class _Worker:
         return self._process_id == os.getpid()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> _Call[T]:
-        """Begin to run a coroutine."""
+        """Begin to run a coroutine. Raises ArgumentError in the thread that runs the event loop and its callbacks."""
         if threading.current_thread() is self.thread:
             work.close()
             raise ArgumentError("call methods of duemq.sync from a thread other than the one that runs callbacks")
@@ -588,6 +589,8 @@ class Consumer(_Facade[_consumer.Consumer]):
     busy, no message is handed out. `on_assigned` and `on_revoked` are ordinary functions, too.
 
     A handler or listener that calls `sys.exit` has failed like any other: only the main thread can end the program.
+
+    Raises ArgumentError for invalid arguments.
     """
 
     def __init__(

@@ -79,7 +79,8 @@ class GroupApi:
         """The broker id to pull from, for each queue, as the last answer suggested it: the primary's or a replica's."""
 
     async def members(self, route: Route) -> list[str]:
-        """Return the client ids of the group's members that one of the topic's brokers knows."""
+        """Return the client ids of the group's members that one of the topic's brokers knows. Raises NoRouteError if
+        that broker has no address at present."""
         broker = random.choice(list(route.brokers))
         address = route.address(broker)
         if address is None:
@@ -90,7 +91,7 @@ class GroupApi:
 
     async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription, *, hold: bool) -> PullAnswer:
         """Return messages from an offset on. `hold`: if there is none yet, the broker answers when one arrives, or
-        after `Intervals.suspend`."""
+        after `Intervals.suspend`. Raises PeerError if the answer continues before the offset, or does not decode."""
         intervals = self._client.intervals
         address = await self._address(queue, self._pull_from.get(queue, PRIMARY))
         header = PullMessage(

@@ -271,7 +271,8 @@ class Member:
 
     async def seek(self, target: Target, position: Start | None, offset: int | None) -> None:
         """Continue elsewhere in a queue, or in this member's queues of a topic: at a queue offset, or at `position`:
-        "first", "last", or a time in ms since the epoch. See `Consumer.seek` for the errors."""
+        "first", "last", or a time in ms since the epoch. Raises ArgumentError for a topic without subscription and for
+        a queue of another member, and the other errors of `Consumer.seek`."""
         topic = _topic_of(target)
         if topic not in self._subscriptions:
             raise ArgumentError(f"{topic} is not subscribed to")

@@ -122,7 +122,8 @@ class ClientConnection(asyncio.Protocol):
             raise RequestTimeoutError(self.address, _name(code), timeout) from None
 
     async def send_oneway(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> None:
-        """Send a request that has no answer; return when it is queued for writing. Raises the errors of `request`."""
+        """Send a request that has no answer; return when it is queued for writing. Raises RequestTimeoutError if that
+        takes longer than `timeout`, in seconds, and the other errors of `request`."""
         try:
             async with asyncio.timeout(timeout):
                 await self._writable.wait()

@@ -106,8 +106,8 @@ class PendingChanges:
         end: Time | None,
         timeout: float | None,
     ) -> Changes:
-        """Give waiting messages another deliver time; return the result for each. See `Changing.reschedule` for the
-        arguments and errors."""
+        """Give waiting messages another deliver time; return the result for each. Raises ArgumentError unless one of
+        `delay` and `deliver_at` is given. See `Changing.reschedule` for the arguments and the other errors."""
         if (deliver_at is None) == (delay is None):
             raise ArgumentError("give one of delay and deliver_at")
         header = headers.ChangePending(

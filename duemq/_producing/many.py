@@ -214,7 +214,8 @@ class Many:
                 self._send_open()
 
     def _take(self, message: Message) -> Awaitable[None] | None:
-        """Take a message. Return an awaitable that must be awaited before the next one, or None."""
+        """Take a message. Return an awaitable that must be awaited before the next one, or None. Raises ArgumentError
+        for anything but a Message."""
         if not isinstance(message, Message):
             raise ArgumentError(f"{message!r} is not a Message")
         slot = _Slot(message)

@@ -43,31 +43,34 @@ STEERING_PROPERTIES: Final = frozenset(
 
 
 def check_topic(topic: str) -> None:
-    """Check the name of a topic for a subscription."""
+    """Check the name of a topic for a subscription. Raises ArgumentError if it is empty, too long or has other
+    characters than RocketMQ allows."""
     _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_topic_to_send(topic: str) -> None:
-    """Check the name of a topic for a send."""
+    """Check the name of a topic for a send. Raises ArgumentError if it is invalid or belongs to the broker itself."""
     check_topic(topic)
     if topic in NOT_FOR_CLIENTS:
         raise ArgumentError(f"the topic {topic} belongs to the broker itself; clients cannot send to it")
 
 
 def check_timeout(timeout: float) -> float:
-    """Return a valid time-out, in seconds."""
+    """Return a time-out, in seconds. Raises ArgumentError if it is not a number above 0."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise ArgumentError(f"timeout={timeout!r}: give seconds, more than 0")
     return timeout
 
 
 def check_group(group: str) -> None:
-    """Check the name of a producer group, or of a consumer group without a retry topic."""
+    """Check the name of a producer group, or of a consumer group without a retry topic. Raises ArgumentError if it is
+    invalid."""
     _check_name("group", group, MAX_GROUP_LENGTH)
 
 
 def check_retried_group(group: str) -> None:
-    """Check the name of a consumer group that has a retry topic: %RETRY% and the group's name."""
+    """Check the name of a consumer group that has a retry topic: %RETRY% and the group's name. Raises ArgumentError if
+    it is invalid or leaves no room for %RETRY%."""
     check_group(group)
     if len(group) > MAX_RETRIED_GROUP_LENGTH:
         raise ArgumentError(
@@ -78,22 +81,22 @@ def check_retried_group(group: str) -> None:
 
 def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
     """Check that a call is made in the event loop of `start`. `loop`: that loop, None before `start`; `what`: the kind
-    of the started object, such as "producer"."""
+    of the started object, such as "producer". Raises ArgumentError in another event loop."""
     if loop is not None and asyncio.get_running_loop() is not loop:
         raise ArgumentError(f"the {what} was started in another event loop; use one {what} for each loop")
 
 
 def check_limits(**limits: float) -> None:
-    """Check limits of numbers or bytes, given by the names of their arguments: 1 or more. A consumer with a limit below
-    would never read."""
+    """Check limits of numbers or bytes, given by the names of their arguments. Raises ArgumentError for one below 1,
+    with which a consumer would never read."""
     for name, limit in limits.items():
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
             raise ArgumentError(f"{name}={limit!r}: give 1 or more")
 
 
 def check_retries(times: int) -> None:
-    """Check how many times a message is retried: 0 or more, as many as RocketMQ's header has room for. Brokers would
-    make a dead letter of each message with a negative number, at its first failure."""
+    """Check how many times a message is retried. Raises ArgumentError if the number is more than RocketMQ's header has
+    room for, or negative: brokers would make a dead letter of each message at its first failure."""
     if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_RETRIES:
         raise ArgumentError(f"max_reconsume_times={times!r}: give a whole number from 0 (no retries) to {MAX_RETRIES}")
 
@@ -108,13 +111,14 @@ def _check_name(kind: str, name: str, max_length: int) -> None:
 
 
 def check_offset_message_id(message_id: str) -> None:
-    """Check the id that a broker gave a message."""
+    """Check the id that a broker gave a message. Raises ArgumentError if it does not have 32 or 56 hex digits."""
     if not isinstance(message_id, str) or not _OFFSET_MESSAGE_ID.fullmatch(message_id):
         raise ArgumentError(f"{message_id!r} is not an offset message id, which has 32 or 56 hex digits")
 
 
 def check_body(body: bytes, limit: int) -> None:
-    """Check the body of one message, before it is compressed."""
+    """Check the body of one message, before it is compressed. Raises ArgumentError if it is empty or has more bytes
+    than `limit`."""
     if not body:
         raise ArgumentError("the body is empty; RocketMQ does not store empty bodies")
     if len(body) > limit:
@@ -122,7 +126,8 @@ def check_body(body: bytes, limit: int) -> None:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Check the application's properties: names that have a meaning for brokers or clients are refused."""
+    """Check the application's properties. Raises ArgumentError for a name that has a meaning for brokers or clients,
+    and for a name or value that is empty or contains a separator."""
     for name, value in properties.items():
         if name in STEERING_PROPERTIES:
             raise ArgumentError(
@@ -133,8 +138,8 @@ def check_properties(properties: Mapping[str, str]) -> None:
 
 
 def check_property_text(text: str, what: str) -> None:
-    """Check a name or value of a property, which must neither be empty nor contain a separator. `what`: its name for
-    the error."""
+    """Check a name or value of a property. Raises ArgumentError if it is empty or contains a separator. `what`: its
+    name for the error."""
     if not isinstance(text, str) or not text:
         raise ArgumentError(f"{what} must be a non-empty string, not {text!r}")
     if property_text.NAME_END in text or property_text.PROPERTY_END in text:
@@ -142,7 +147,7 @@ def check_property_text(text: str, what: str) -> None:
 
 
 def check_tags(tags: str) -> None:
-    """Check a message's tag. A tag that a subscription could not name is refused."""
+    """Check a message's tag. Raises ArgumentError if it is empty or no subscription could name it."""
     check_property_text(tags, "a tag")
     if "||" in tags or tags != tags.strip() or tags == "*":
         raise ArgumentError(
@@ -151,7 +156,8 @@ def check_tags(tags: str) -> None:
 
 
 def encoded(text: str, what: str) -> bytes:
-    """Return a text in UTF-8. `what`: its name for the error, raised for text with half of a surrogate pair."""
+    """Return a text in UTF-8. Raises ArgumentError if it has half of a surrogate pair. `what`: its name for the
+    error."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -160,7 +166,8 @@ def encoded(text: str, what: str) -> bytes:
 
 
 def check_property_size(text: str) -> None:
-    """Check all properties of a message in their wire form: their size, and that UTF-8 can carry them."""
+    """Check all properties of a message in their wire form. Raises ArgumentError if they are too large, or if UTF-8
+    cannot carry them."""
     size = len(encoded(text, "a tag, key or property"))
     if size > property_text.MAX_BYTES:
         raise ArgumentError(f"the properties have {size} bytes; the limit is {property_text.MAX_BYTES}")
