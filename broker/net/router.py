@@ -171,7 +171,8 @@ class Router:
         stages: bool = False,
         reads: bool = False,
     ) -> None:
-        """Register the handler of a request code, with what its requests need; see `RequestRoute`."""
+        """Register the handler of a request code, with what its requests need; see `RequestRoute`. Raises TypeError if
+        `permission` is not a Permission."""
         assert code not in self._routes, f"request code {code} has a handler"
         if not isinstance(permission, Permission):
             raise TypeError(f"the handler of request code {code} has no declared permission")

@@ -230,7 +230,8 @@ def _change(
     admin: Admin,
     **selection: Any,
 ) -> None:
-    """Change messages and print the results; exit with code 1 if some results are not among `wanted`."""
+    """Change messages and print the results; exit with code 1 if some results are not among `wanted`. Raises UsageError
+    unless either ids or a selection are given."""
     given = {name for name, value in selection.items() if value is not None}
     if (ids and given) or (not ids and not ("topic" in given and len(given) > 1)):
         raise click.UsageError("give IDs, or else --topic with at least one of --key, --from and --to")

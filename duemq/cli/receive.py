@@ -253,7 +253,8 @@ async def _first_message(
     consumer: Consumer, failures: _Failures, failure: asyncio.Task[NoReturn], topic: str, wait_ms: int
 ) -> ReceivedMessage | None:
     """Return the first message, or None, with a line on stderr, if the topic has none for the group within `wait_ms`.
-    Otherwise like `_next_message`; raises a present failure if there is one after `wait_ms`."""
+    Otherwise like `_next_message`; raises a present failure if there is one after `wait_ms`, or DueMQError if the topic
+    could not be read by then."""
     read = asyncio.create_task(consumer.caught_up())
     try:
         async with asyncio.timeout(wait_ms / 1000):

@@ -91,8 +91,8 @@ class _Converter:
         return "{" + ",".join(members) + "}"
 
     def _key(self, depth: int) -> str:
-        """Return a key as a string. If the key is an object, its own keys must be strings: the content of an object key
-        is escaped, which would double its length with each further level."""
+        """Return a key as a string. Raises BodyFormatError if the key is an object whose own keys are not all strings:
+        the content of an object key is escaped, which would double its length with each further level."""
         if self._is_in_key:
             key = self._next()
             if not key.startswith('"'):

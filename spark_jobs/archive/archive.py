@@ -119,8 +119,8 @@ def archive(
     range_size: int = RANGE_SIZE,
     progress: BytesDone | None = None,
 ) -> ArchiveResult:
-    """Archive a store into a new directory, on this machine or behind a URI. Tasks and failures as for
-    `compact.compact`."""
+    """Archive a store into a new directory, on this machine or behind a URI. Tasks run as those of `compact.compact`.
+    Raises JobError if the store cannot be archived; then there is no new archive, and the store is unchanged."""
     store = StoreFiles.open(store_path)
     refuse_within(store_path, out_path)
     refuse_unknown_queues(store)

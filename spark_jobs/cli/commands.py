@@ -270,7 +270,7 @@ def _ending(
 
 
 def _settings(conf: tuple[str, ...]) -> dict[str, str]:
-    """Return Spark's settings in --conf."""
+    """Return Spark's settings in --conf. Raises BadParameter for one without an equals sign."""
     settings = {}
     for item in conf:
         key, separator, value = item.partition("=")
@@ -799,7 +799,8 @@ def _append(
     options: dict[str, Any],
     session: Callable[[], AbstractContextManager[SparkSession]],
 ) -> NoReturn:
-    """Append the new records of some stores to a table. `directory`: the table's, if it has one."""
+    """Append the new records of some stores to a table. `directory`: the table's, if it has one. Raises UsageError if
+    an option for one store is given with several."""
     stores = each_once(expand(store), _say)
     for path in stores:
         refuse_within(path, directory)

@@ -268,7 +268,8 @@ class RocketmqSource(DataSource):
 
     @with_short_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of a table."""
+        """Return a reader of a table. Raises JobError for invalid options, such as a start at the latest record, and
+        for a schema that is not the table's."""
         prepare_worker()
         options = Options(self.options)
         if options.starting_offset == "latest":
@@ -281,7 +282,8 @@ class RocketmqSource(DataSource):
 
     @with_short_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
-        """Return a reader of a stream."""
+        """Return a reader of a stream. Raises JobError for a table that cannot be a stream, for invalid options, such
+        as an end, and for a schema that is not the table's."""
         prepare_worker()
         options = Options(self.options)
         if options.table not in ("messages", "schedules"):
@@ -558,7 +560,7 @@ def _is_listed(store: StoreFiles, part: Range, size: int) -> bool:
 
 
 class _TableReading(_Reading):
-    """A table of one store."""
+    """A table of one store. Raises JobError if the store cannot be read, or if the option delayLevels is wrong."""
 
     def __init__(self, options: Options, schema: StructType, path: str, *, is_one: bool) -> None:
         super().__init__(options, schema)
@@ -792,7 +794,8 @@ class _StreamReading(_Reading):
         return replace(filters, store_ms=(begun["store_ms"], ALL[1]), queues=queues, until=begun["until"])
 
     def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPart]:
-        """Return the partitions of a micro-batch."""
+        """Return the partitions of a micro-batch. Raises JobError if some of its records can no longer be read, unless
+        failOnDataLoss is false."""
         last = end["physical_offset"]
         if self._planned is None or last > self._planned["physical_offset"] or self._why_not(self._planned) is not None:
             self._planned = end
@@ -831,7 +834,8 @@ class _StreamReading(_Reading):
 
 class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Reads stores as they grow. The stream's offset is that of its store (`_StreamReading`); {"stores": {path:
-    offset}} if the stores are given by a list or a pattern."""
+    offset}} if the stores are given by a list or a pattern. Raises JobError if a store cannot be read, or if the URIs
+    of two stores differ only behind the question mark."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         paths = options.stores()

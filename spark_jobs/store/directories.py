@@ -75,7 +75,7 @@ class Directory:
             raise self._failed(error) from None
 
     def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        """Read a Parquet file. Also raises pa.ArrowException if it is none."""
+        """Read a Parquet file. Raises JobError if it is missing, and pa.ArrowException if it is not a Parquet file."""
         import pyarrow.parquet as pq
 
         if self.is_local and os.path.exists(self._local(name)):
@@ -226,7 +226,7 @@ class Directory:
 
     def _remote(self) -> tuple[Any, str]:
         """Return pyarrow's file system and the path in it. One for each thread, since it cannot be sent to other
-        processes."""
+        processes. Raises JobError for a URI that pyarrow does not know."""
         known: dict[str, tuple[Any, str]] = _LOCAL.__dict__.setdefault("file_systems", {})
         if self._uri not in known:
             try:

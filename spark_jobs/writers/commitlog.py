@@ -110,7 +110,7 @@ def _chunks(
     task: CopyTask, starts: Integers, sizes: Integers, piece: Piece
 ) -> Iterator[tuple[slice, NDArray[np.uint8], int]]:
     """Yield the records of a piece, some MiB at a time: their rows, the bytes, and the position in the range where
-    these begin."""
+    these begin. Raises JobError if their file was removed, or has become shorter, since the job began."""
     segment = task.store.segment_of(task.start)
     if segment is None:
         raise JobError(f"{task.store.path}: the file with physical offset {task.start} was removed since the job began")

@@ -217,7 +217,8 @@ class Recovery:
         self._compare(checkpoint, failed)
 
     def _compare(self, checkpoint: Checkpoint, failed: dict[Key, StoreFileMissing | StoreFileSize]) -> None:
-        """Compare the queues with their noted checksums. `failed`: queues whose files are incomplete."""
+        """Compare the queues with their noted checksums. `failed`: queues whose files are incomplete. Raises
+        StoreFileSize if a file of such a queue has the wrong size, unless the queue will be rebuilt."""
         check = self._check
         for key in check.segments:
             loaded = self._queues.get(key) if key not in failed else None

@@ -93,7 +93,8 @@ def _of_properties(properties: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _of_segment(segment: str) -> dict[str, str]:
-    """Read the level between prefix and topic: a delay or `recall`, and options after semicolons."""
+    """Read the level between prefix and topic: a delay or `recall`, and options after semicolons. Raises DelayRefused
+    for an unknown option, and for one that is given twice."""
     when, *options = segment.split(";")
     found = {"recall": "true"} if when == "recall" else _time_of(when)
     for option in options:

@@ -535,7 +535,7 @@ def try_journal(directory: Path) -> None:
 
 @contextmanager
 def _errors(directory: Path) -> Iterator[None]:
-    """Turn the errors of opening a journal into JournalErrors."""
+    """Turn the errors of opening a journal into JournalError."""
     path = directory / FILE_NAME
     try:
         yield
@@ -560,7 +560,8 @@ def _errors(directory: Path) -> Iterator[None]:
 
 
 def _connect(directory: Path) -> sqlite3.Connection:
-    """Open or create the file, with its tables, for this process alone."""
+    """Open or create the file, with its tables, for this process alone. Raises sqlite3.DatabaseError if another process
+    has it open, if it is damaged, or if its version is unknown; OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE_NAME
     database = sqlite3.connect(path, timeout=0, isolation_level="IMMEDIATE", check_same_thread=False)

@@ -164,7 +164,8 @@ class Cutter:
 
 
 def _read_length(data: bytes, position: int, end: int) -> tuple[int, int] | None:
-    """Return the variable byte integer at a position and the position of its end; None if it is incomplete."""
+    """Return the variable byte integer at a position and the position of its end; None if it is incomplete. Raises
+    PacketError if it has more than 4 bytes."""
     value = shift = 0
     for at in range(position, min(position + 4, end)):
         value |= (data[at] & 0x7F) << shift
