@@ -45,7 +45,11 @@ class ChangeRefused(BrokerBaseError):
 
 
 class Refused(BrokerBaseError):
-    """A request that is answered with an error. Attributes: `code`, a response code; `remark`."""
+    """A request that is answered with an error. Attributes: `code`, a response code; `remark`.
+
+    Any handler of requests may raise it, or a class made of it, and so may what a handler calls. Docstrings in `broker`
+    need not say so.
+    """
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)

@@ -68,6 +68,8 @@ WORDS = {"abort", "acls", "checkpoint", "commitlog", "config", "cut", "index", "
 BUILTIN_ERRORS = {
     name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, BaseException)
 }
+UNNAMED_ERRORS = {"AssertionError", "NotImplementedError", "StopIteration", "StopAsyncIteration"}
+"""Errors that no docstring has to name: bugs, methods of base classes, and ends of iterators."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -227,15 +229,19 @@ def test_no_folder_is_a_heap(package: str) -> None:
     assert {str(folder): count for folder, count in in_folders.items() if count > MAX_MODULES} == {}
 
 
+def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is a command of click."""
+    decorators = [each.func if isinstance(each, ast.Call) else each for each in function.decorator_list]
+    return any(_first_name(each) == "click" or _last_name(each) in ("command", "group") for each in decorators)
+
+
 def positional(among: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Yield the functions among some nodes, each with its line and the number of its positional parameters. The
     commands of click are left out: click gives them all parameters by name."""
     for node in among:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            decorators = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
-            if not any(_first_name(each) == "click" for each in decorators):
-                names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-                yield f"{node.lineno} {node.name}", len(names) - (names[:1] in (["self"], ["cls"]))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_command(node):
+            names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+            yield f"{node.lineno} {node.name}", len(names) - (names[:1] in (["self"], ["cls"]))
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
@@ -307,6 +313,124 @@ def test_each_package_has_one_tree_of_errors(package: str) -> None:
         if not name.startswith("_") and not any(reaches(name, root, classes) for root in roots)
     }
     assert stray == set()
+
+
+@cache
+def bases() -> dict[str, set[str]]:
+    """Return the names of the base classes of all classes, and of Python's errors."""
+    found = {name: {base.__name__ for base in getattr(builtins, name).__bases__} for name in BUILTIN_ERRORS}
+    found["BaseException"] = set()  # without the word "object", which docstrings have
+    for package in ALLOWED:
+        for path in modules(package):
+            for node in nodes(path):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, set()).update(map(_last_name, node.bases))
+    return found
+
+
+def described(within: ast.AST, of_class: str = "") -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    """Yield the functions of a module or class that have docstrings, with these; a constructor has that of its class as
+    well. Functions within functions and commands of click are left out: the docstring of a command is its help."""
+    for node in ast.iter_child_nodes(within):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            text = (ast.get_docstring(node) or "") + (of_class if node.name == "__init__" else "")
+            if text and not is_command(node):
+                yield node, text
+        elif isinstance(node, ast.ClassDef):
+            yield from described(node, ast.get_docstring(node) or "")
+        elif isinstance(node, ast.If | ast.Try):
+            yield from described(node, of_class)
+
+
+def raised(block: Iterable[ast.AST]) -> set[str]:
+    """Return the classes of the errors that statements raise by name, unless they catch them again."""
+    found = set[str]()
+    for node in block:
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            found.add(_last_name(node.exc.func if isinstance(node.exc, ast.Call) else node.exc))
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = raised(getattr(node, "body", ()))
+            found |= {name for name in inner if not is_caught(name, getattr(node, "handlers", ()))}
+            for part in ("handlers", "orelse", "finalbody", "cases"):
+                found |= raised(getattr(node, part, ()))
+    return {name for name in found if name[:1].isupper()}
+
+
+def is_caught(error: str, handlers: Iterable[ast.ExceptHandler]) -> bool:
+    """Whether one of the handlers of a `try` catches an error and does not raise it again."""
+    for handler in handlers:
+        caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type] if handler.type else []
+        if not caught or any(reaches(error, _last_name(each), bases()) for each in caught):
+            return not any(isinstance(each, ast.Raise) and each.exc is None for each in handler.body)
+    return False
+
+
+def unnamed_errors(module: ast.AST) -> Iterator[str]:
+    """Yield the errors that functions of a module raise themselves without a word in their docstrings, each with the
+    function and its line. A base class of the error is enough."""
+    for function, text in described(module):
+        words = set(re.findall(r"\w+", text)) - {"BaseException", "Exception"}
+        for error in sorted(raised(function.body) - UNNAMED_ERRORS):
+            if not any(reaches(error, word, bases()) for word in words):
+                yield f"{function.lineno} {function.name} raises {error}"
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_docstrings_name_the_errors_that_their_functions_raise(package: str) -> None:
+    """Except `Refused` in the broker, which any handler of requests may raise."""
+    unnamed = [
+        f"{place(path)}:{each}"
+        for path in modules(package)
+        for each in unnamed_errors(nodes(path)[0])
+        if not (package == "broker" and reaches(each.rpartition(" ")[2], "Refused", bases()))
+    ]
+    assert unnamed == []
+
+
+def test_an_error_without_a_word_in_the_docstring_is_seen() -> None:
+    code = '''
+class Store:
+    """Raises StoreError."""
+    def __init__(self):
+        raise StoreFull
+    def read(self):
+        """Read. Raises OSError."""
+        if not self.path:
+            raise FileNotFoundError(self.path)
+        for each in self:
+            raise errors.StoreFull("no room")
+    async def later(self):
+        """Read the object later."""
+        def now():
+            raise ValueError
+        try:
+            raise KeyError(1)
+        except (TypeError, LookupError):
+            raise JobError("1") from None
+        try:
+            raise TypeError
+        except TypeError:
+            self.close()
+            raise
+        except Exception:
+            pass
+    def helper(self):
+        raise ValueError
+@main.command()
+def command():
+    """Do it."""
+    raise UsageError
+if not TYPE_CHECKING:
+    def __getattr__(name):
+        """Import a name."""
+        raise AttributeError(name)
+'''
+    assert list(unnamed_errors(ast.parse(code))) == [
+        "6 read raises StoreFull",
+        "12 later raises JobError",
+        "12 later raises TypeError",
+        "34 __getattr__ raises AttributeError",
+    ]
 
 
 @pytest.mark.parametrize("package", ["protocol", "storage", "scheduler"])
