@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.runs import Run
@@ -264,7 +264,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=80)
 @given(steps)
 @example([(deed, 9 if deed == "enqueue" else 4 if deed == "wait" else 0) for deed in WITHDRAWN_ONCE_MOVED])
 def test_any_history(deeds: list[tuple[str, int]]) -> None:

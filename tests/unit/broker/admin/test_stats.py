@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, BrokerStats
@@ -92,7 +92,6 @@ def test_groups_that_read_no_more_are_forgotten_after_a_day() -> None:
     assert table._counts.nbytes <= 4096 * 1000
 
 
-@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(

@@ -629,7 +629,7 @@ def reports_damage(path: Path, data: bytes) -> bool:
     return any(isinstance(line, DamageLine) for line in found)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_lines(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
     for name in NAMES:
@@ -661,7 +661,7 @@ def ends_of(name: str, path: Path) -> set[int]:
     return set()
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_file_that_is_cut_off_is_reported(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
     for name in NAMES:
@@ -676,7 +676,7 @@ def test_a_file_that_is_cut_off_is_reported(written: Broker, tmp_path: Path, dat
         assert reports_damage(tmp_path / name, original[:size]) == (size not in ends and not is_free), name
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_changed_byte_is_reported(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
     """Where the format has a checksum, or one value only."""
@@ -698,7 +698,7 @@ def test_a_changed_byte_is_reported(written: Broker, tmp_path: Path, data: st.Da
         assert reports_damage(tmp_path / name, original[:at] + bytes((changed,)) + original[at + 1 :]), name
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_any_bytes_are_lines(tmp_path: Path, data: bytes) -> None:
     for name in (*NAMES, *OTHERS):

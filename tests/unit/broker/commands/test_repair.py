@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 import structlog
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.broker.errors import RepairError
@@ -38,6 +38,7 @@ from duemq.storage.durability import checkpoint
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import OsFiles
+from tests.soak import examples
 from tests.support.copies import copy_tree, data_of
 from tests.support.extended import extend
 from tests.unit.spark_jobs import compact_world
@@ -604,7 +605,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, frozenset[str], bool, bool]:
     )
 
 
-@settings(max_examples=settings().max_examples // 2)
+@examples(1 / 2)
 @given(histories())
 def test_any_history(
     tmp_path_factory: pytest.TempPathFactory, history: tuple[int, int, frozenset[str], bool, bool]

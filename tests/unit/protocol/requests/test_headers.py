@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.inspect import BoolType, Field, IntType, StrType, StructType, UnionType, type_info
 
@@ -19,6 +19,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import BINARY, FrameReader
 from duemq.protocol.requests import headers
 from duemq.protocol.requests.headers import Header, RequestDecoder, decode_ext
+from tests.soak import examples
 from tests.unit.protocol.strategies import TEXT
 
 HEADER_TYPES: list[type[Header]] = sorted(
@@ -77,7 +78,7 @@ def both_ways(header_type: type[Header], ext: dict[str, Any]) -> tuple[Header | 
 
 
 @pytest.mark.parametrize("header_type", HEADER_TYPES)
-@settings(max_examples=max(4, settings().max_examples // 6))
+@examples(1 / 6)
 @given(data=st.data())
 def test_both_ways_of_decoding_agree_and_give_back_what_was_written(
     header_type: type[Header], data: st.DataObject
@@ -94,7 +95,7 @@ SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(a
 
 
 @pytest.mark.parametrize("header_type", HEADER_TYPES)
-@settings(max_examples=max(4, settings().max_examples // 6))
+@examples(1 / 6)
 @given(data=st.data())
 def test_what_the_quick_way_takes_the_slow_way_takes_as_the_same(
     header_type: type[Header], data: st.DataObject

@@ -6,7 +6,7 @@ batches, by sorting."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED
@@ -191,7 +191,6 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=80)
 @given(EVENTS, st.sampled_from([1, 2, 5, 1 << 16]))
 def test_any_history_by_batches_of_any_size(events: list[tuple[str, str]], batch: int) -> None:
     log, waiting, done = Log(), list[tuple[str, int, bool]](), set[int]()

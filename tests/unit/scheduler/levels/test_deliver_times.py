@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -303,7 +303,6 @@ def test_the_clock_that_was_set_back_counts_once_however_often_the_broker_starts
     assert delivery_times(world, 60_000) == {b"0": 30_000 - 6000}
 
 
-@settings(max_examples=80)
 @given(
     st.lists(
         st.sampled_from(
@@ -611,7 +610,6 @@ def test_the_clock_set_that_nobody_looked_at_before_the_end(
         assert all(passed >= expected[body] for body, passed in times.items())
 
 
-@settings(max_examples=80)
 @given(
     st.lists(
         st.sampled_from(["schedule", "set", "set and kill", "set while down", "stop", "kill", "checkpoint", "wait"]),

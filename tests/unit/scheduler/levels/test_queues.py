@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -63,7 +63,6 @@ def test_an_empty_level_waits_for_a_message_and_is_woken_by_it() -> None:
     assert world.wakes == 2
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3000)), max_size=40), st.integers(1, 1500))
 def test_never_early_never_lost_in_order_within_a_level(sends: list[tuple[int, int]], step_ms: int) -> None:
     # Goal: the model is a list of (due, number). Method: time passes in steps, and the arrived messages are compared

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from structlog.testing import capture_logs
 
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.wheel import FILE_SIZE
 from duemq.scheduler.timers.policy.policies import TimerPolicy
+from tests.soak import examples
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Damage = Callable[[TimerWorld], None]
 
-DEAR = settings(max_examples=max(12, settings().max_examples // 4))
+DEAR = examples(1 / 4)
 """For tests whose examples are whole lives."""
 
 

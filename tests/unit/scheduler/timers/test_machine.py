@@ -182,7 +182,5 @@ class TimerMachine(RuleBasedStateMachine):
         assert self.world.state().pending == 0
 
 
-TimerMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=25, phases=[Phase.explicit, Phase.generate]
-)
+TimerMachine.TestCase.settings = settings(stateful_step_count=25, phases=[Phase.explicit, Phase.generate])
 TestTimers = TimerMachine.TestCase

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.spark_jobs.archive.append import FORMATS, AppendResult, append, open_table
@@ -29,6 +29,7 @@ from duemq.spark_jobs.compact.compact import compact
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.store_files import StoreFiles
+from tests.soak import examples
 from tests.unit.spark_jobs import forked
 from tests.unit.spark_jobs.compact_world import ODD_MS, START_MS, Broker, new_broker, with_odd_times
 from tests.unit.spark_jobs.forked import exit_code
@@ -693,7 +694,7 @@ def test_what_delta_is_told_of_s3() -> None:
     assert _options("/bucket/t") is None
 
 
-@settings(max_examples=settings().max_examples // 6)
+@examples(1 / 6)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.none() | st.integers(0, 2)), max_size=6))
 def test_any_order_of_nights(
     tmp_path_factory: pytest.TempPathFactory, nights: list[tuple[int, int, int | None]]

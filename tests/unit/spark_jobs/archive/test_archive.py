@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records.record import MAGIC_V2
 from duemq.spark_jobs.archive.archive import ArchiveResult, RestoreResult, archive, read_manifest, restore
 from duemq.spark_jobs.errors import JobError
+from tests.soak import examples
 from tests.unit.spark_jobs.compact.test_compact import busy, query, tree
 from tests.unit.spark_jobs.compact_world import HOST_V6, ODD_MS, SEGMENT, Broker, new_broker, with_odd_times
 
@@ -110,7 +111,7 @@ def test_records_of_version_2_come_back(tmp_path: Path) -> None:
     assert (tmp_path / "back/commitlog" / path.name).read_bytes() == data
 
 
-@settings(max_examples=15)
+@examples(1 / 4)
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=5000), st.booleans()), max_size=60))
 def test_any_messages_come_back(
     tmp_path_factory: pytest.TempPathFactory, messages: list[tuple[int, bytes, bool]]

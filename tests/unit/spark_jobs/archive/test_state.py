@@ -9,10 +9,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.spark_jobs.archive import state
+from tests.soak import examples
 
 BLOCK = 65_536
 
@@ -93,7 +94,7 @@ def test_a_tar_that_was_cut_off_is_told(root: Path, tmp_path: Path) -> None:
         state.read(io.BytesIO(data[: len(data) // 2]), str(tmp_path / "back"))
 
 
-@settings(max_examples=25)
+@examples(1 / 3)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 2 * BLOCK)), max_size=12),
     st.integers(0, 42 * BLOCK),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -32,6 +32,7 @@ from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import ManualClock
 from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
+from tests.soak import examples
 from tests.support.copies import copy_tree, data_of
 from tests.unit.spark_jobs.compact_world import (
     HOST_V6,
@@ -722,7 +723,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=settings().max_examples // 4)
+@examples(1 / 4)
 @given(operations, st.booleans(), st.integers(0, 1))
 def test_a_broker_does_with_the_new_store_what_it_does_with_the_old(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int]], is_foreign: bool, times: int

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
@@ -18,6 +18,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source import source
 from duemq.spark_jobs.source.source import Options, RocketmqSource, StoreReader, StoreStreamReader
+from tests.soak import examples
 from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
 
@@ -370,7 +371,7 @@ def test_files_that_cannot_have_any_are_not_read(store: Path) -> None:
     assert ranges(endingOffsets='{"orders":{"0":1,"1":1}}') == 1
 
 
-@settings(max_examples=30)
+@examples(1 / 2)
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2)), min_size=1, max_size=60),
     st.lists(st.integers(0, 1 << 30), min_size=6, max_size=6),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records.properties import java_hash
@@ -125,7 +125,6 @@ messages = st.builds(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(messages, st.booleans()), min_size=1, max_size=20))
 def test_records_keep_all_but_their_offsets(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[StoredMessage, bool]]
@@ -268,7 +267,6 @@ BEGIN = 2000
 UNITS_A_FILE = 4
 
 
-@settings(max_examples=100)
 @given(st.lists(st.booleans(), min_size=1, max_size=14), st.sampled_from((SCHEDULE_TOPIC, "orders")), st.data())
 def test_units_of_queues(
     tmp_path_factory: pytest.TempPathFactory, stays: list[bool], topic: str, data: st.DataObject
@@ -407,7 +405,6 @@ def test_an_index_has_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- removals
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.one_of(st.none(), st.integers(0, 3))), max_size=25),
     st.integers(0, 10),

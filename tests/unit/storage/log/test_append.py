@@ -7,7 +7,7 @@ from typing import Never
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records import record
@@ -110,7 +110,6 @@ def test_a_batch_over_several_files(tmp_path: Path) -> None:
     assert list(problems(store)) == []
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(

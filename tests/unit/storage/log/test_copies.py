@@ -7,7 +7,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records import record
@@ -36,7 +36,6 @@ def stored(store: MessageStore, messages: list[tuple[bytes, bytes, int]]) -> lis
     return [(unit[0], unit[1]) for unit in units if unit is not None]
 
 
-@settings(max_examples=60)
 @given(MESSAGES, st.booleans(), st.one_of(st.none(), st.randoms(use_true_random=False)))
 def test_a_block_is_what_single_copies_are(
     messages: list[tuple[bytes, bytes, int]], alike: bool, chance: random.Random | None

@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records import checksum, properties, record
@@ -53,7 +53,6 @@ TEXTS = st.builds(
 )
 
 
-@settings(max_examples=80)
 @given(
     st.binary(max_size=300),
     TEXTS,

@@ -69,7 +69,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30)
+TestQueueMachine.settings = settings(stateful_step_count=30)
 
 
 def test_a_queue_that_starts_late_is_filled_up_as_in_rocketmq() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -97,7 +97,6 @@ def codes(queue: ConsumeQueue, offset: int = 0) -> list[int]:
 # --- the layout
 
 
-@settings(max_examples=60)
 @given(batches=st.lists(st.integers(1, 70), min_size=1, max_size=6), restarts=st.sets(st.integers(0, 5)))
 def test_units_lie_one_after_the_other_and_never_cross_files(batches: list[int], restarts: set[int]) -> None:
     files = SimulatedFiles()
@@ -184,7 +183,6 @@ def level_codes(
     return [int(code) for code in found]
 
 
-@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(
@@ -316,7 +314,6 @@ def test_without_room_for_the_extension_the_queue_goes_on() -> None:
     owned.stop()
 
 
-@settings(max_examples=40)
 @given(st.lists(st.sampled_from(["send", "send", "write", "kill", "checkpoint", "off", "on", "cut"]), max_size=25))
 def test_whatever_happens_the_addresses_lead_to_the_right_tags(steps: list[str]) -> None:
     files = SimulatedFiles()
@@ -358,7 +355,6 @@ def test_a_checkpoint_after_the_extension_went_with_its_queue() -> None:
     assert not files.exists("/s/consumequeue_ext/a/0")
 
 
-@settings(max_examples=60)
 @given(at=st.integers(0, 20 * 40 - 1), mask=st.integers(1, 255))
 def test_a_wrong_byte_changes_no_tags(at: int, mask: int) -> None:
     files = SimulatedFiles()
@@ -369,7 +365,6 @@ def test_a_wrong_byte_changes_no_tags(at: int, mask: int) -> None:
     assert codes(queue) == [tags_code("t")] * 20 + [tags_code("u")] * 20
 
 
-@settings(max_examples=80)
 @given(at=st.integers(0, 20 * 40 - 1), mask=st.integers(1, 255), delay_ms=st.sampled_from([1000, 5000, 7_200_000]))
 def test_no_level_sees_a_due_time_of_a_flipped_byte(at: int, mask: int, delay_ms: int) -> None:
     data = bytearray(b"".join(struct.pack(">hqqh", 20, NOW_MS + n + delay_ms, NOW_MS + n, 0) for n in range(40)))

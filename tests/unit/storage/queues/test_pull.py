@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records.record import decode_all
@@ -31,7 +31,6 @@ def store_with(codes: list[int], size: int = 10) -> MessageStore:
     return store
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=30),
     st.integers(0, 29),
@@ -150,7 +149,6 @@ def test_an_address_in_the_extension_file_is_left_to_the_consumer() -> None:
     assert find(store.queue("t", 0), 0, 32, 1000, frozenset({1}), 0).status is PullStatus.FOUND
 
 
-@settings(max_examples=100)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(-2, 60))
 def test_searching_by_time(steps: list[int], at: int) -> None:
     store = make_store("/s", SimulatedFiles())

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Final
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -29,7 +29,7 @@ from duemq.storage.log.copies import ORIGIN_ZERO
 from duemq.storage.queues.consume_queue import UNIT_SIZE, WITHDRAWN_SIZE
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Sync, SyncDirectory, Write
-from tests.soak import sampled
+from tests.soak import examples, sampled
 from tests.support.store import OwnedStore
 from tests.support.store_problems import problems
 from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store
@@ -193,7 +193,7 @@ def test_a_store_that_is_whole_opens_without_a_word(how: str) -> None:
     assert world.recovered.records == (0 if how == "stopped" else 36)
 
 
-@settings(max_examples=settings().max_examples // 2)
+@examples(1 / 2)
 @given(
     st.sampled_from(["stopped", "killed"]), st.sampled_from(["flip", "cut", "zero", "remove", "directory"]), st.data()
 )
@@ -237,7 +237,7 @@ def test_whatever_a_file_has_become_all_messages_are_where_they_were(
     world.look()
 
 
-@settings(max_examples=settings().max_examples // 2)
+@examples(1 / 2)
 @given(st.data())
 def test_a_crash_at_any_moment_while_queues_are_made_again_is_no_harm(data: st.DataObject) -> None:
     """A kill or a power cut at any moment while queues are made again does no harm: the new files may be there or not,
@@ -287,7 +287,7 @@ def test_a_crash_between_files_and_note_leaves_no_doubt(seed: int) -> None:
 # --- the note itself
 
 
-@settings(max_examples=settings().max_examples // 2)
+@examples(1 / 2)
 @given(st.sampled_from(["flip", "cut", "zero", "remove"]), st.data())
 def test_a_note_that_is_damaged_is_told_once_and_made_anew(damage: str, data: st.DataObject) -> None:
     world = whole("killed").copy()
@@ -645,7 +645,7 @@ def test_a_mark_set_while_a_checkpoint_is_made_waits_for_the_next_one() -> None:
 # --- queues whose messages all expire
 
 
-@settings(max_examples=settings().max_examples // 2)
+@examples(1 / 2)
 @given(
     st.integers(1, 3 * UNITS_A_FILE + 1),
     st.lists(st.sampled_from(["expire", "stop", "kill", "lose", "send"]), min_size=1, max_size=8),

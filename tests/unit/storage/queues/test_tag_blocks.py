@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records.properties import tags_code_of
@@ -50,7 +50,6 @@ def pulled(queue: ConsumeQueue, codes: frozenset[int], start: int = 0, count: in
     return offsets, pulls
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_pulls_find_what_a_list_has(data: st.DataObject) -> None:
     queue = ConsumeQueue(SimulatedFiles(), "/q", SEGMENT, "topic", 0)
