@@ -6,17 +6,16 @@ import gc
 import os
 import sys
 import traceback
-from functools import cache
 from typing import Any, Final
 
 _PRINT_EXC: Final = traceback.print_exc
 
 
-@cache
 def prepare_worker() -> None:
-    """Prepare a worker process. To be called at the beginning of each task; only the first call does anything. Spark's
-    workers collect all garbage after each task, which takes 40 ms and more with the imported modules, for tasks of
-    200 ms. The objects that exist at the first call live until the process ends anyway, so they are frozen."""
+    """Prepare a worker process for a task. To be called at the beginning of each task. Spark's workers collect all
+    garbage after each task, which takes 40 ms and more with the imported modules, for tasks of 200 ms. The objects that
+    exist at the beginning of a task, such as the modules that the task before imported, live until the process ends
+    anyway, so they are frozen."""
     # Spark sets this for its workers; a driver's process belongs to the user.
     if "SPARK_REUSE_WORKER" in os.environ:
         gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
 
 import pytest
@@ -14,6 +15,10 @@ settings.register_profile("each run", deadline=None, suppress_health_check=[Heal
 settings.register_profile("soak", settings.get_profile("each run"), max_examples=2000)
 settings.register_profile("quick", settings.get_profile("each run"), max_examples=10)
 settings.load_profile("each run")
+
+# numpy starts a thread for each processor, which costs each of the hundreds of processes 60 ms. The tests' processes do
+# no algebra.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # pytest parses and rewrites hundreds of test modules while it collects tests: objects by the million, next to no
 # garbage. The collector, which looked through them again and again, took a third of that time.

@@ -614,10 +614,10 @@ class StoreFiles:
         try:
             if self.is_local:
                 with open(self._local(path), "rb", buffering=0) as file:
-                    data = bytearray()
+                    data = os.pread(file.fileno(), size, at)
                     while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
                         data += piece  # an unreadable page ends a piece, and raises when the next one begins with it
-                    return bytes(data)
+                    return data
             system, root = self._remote()
             with system.open_input_file(f"{root.rstrip('/')}/{path}") as remote:
                 return bytes(remote.read_at(min(size, max(remote.size() - at, 0)), at))

@@ -54,7 +54,8 @@ class Filled:
 def queue_units(store: Path, topic: str, queue_id: int) -> list[tuple[int, int, int]]:
     """Read the units of a consume queue's first file as they are stored."""
     data = (store / "consumequeue" / topic / str(queue_id) / f"{0:020}").read_bytes()
-    return [unit for unit in UNIT.iter_unpack(data[: len(data) // 20 * 20]) if unit[1]]
+    end = -(-len(data.rstrip(b"\0")) // 20) * 20  # a file of 6 MB of which a few units are written
+    return [unit for unit in UNIT.iter_unpack(data[:end]) if unit[1]]
 
 
 def extension_file(store: Path, topic: str, queue_id: int) -> Path:
