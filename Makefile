@@ -72,15 +72,17 @@ run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_
 peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test programs
 	$(BIN)/python -m tests.peers install
 
-test: $(VENV)/.dev ## Install the peers and run all tests except the soak tests
-	@# The unit tests need neither a peer nor another Spark, so they run while these are installed.
+test: ## Install the peers and run all tests except the soak tests
+	@# pip works on one processor, so both installations run at once. The unit tests need no peer, so they run while peers
+	@# are installed.
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(VENV)/.oldest-spark
 	@rm -rf .part && mkdir .part; \
 	run() { name=$$1; shift; "$$@" > .part/$$name.log 2>&1; echo $$? > .part/$$name.status; }; \
 	take() { mkdir .part/$$1 2>/dev/null && run "$$@"; }; \
 	left() { $(foreach part,$(LEFT),take $(part) env $(if $(filter tests/unit/%,$($(part))),$(MEMORY)) $(PYTEST) -p no:cacheprovider $($(part));) }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
-	$(MAKE) --no-print-directory -j2 $(VENV)/.oldest-spark peers || { pkill -P $$unit; exit 1; }; \
+	$(MAKE) --no-print-directory peers || { pkill -P $$unit; exit 1; }; \
 	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; left; } & \
 	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(storeless)) $(SPARK); left; } & \
 	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(SPARK) $(foreach part,$(LEFT),$($(part)))); failed=$$?; \

@@ -398,11 +398,12 @@ class Broker:
         """Leave the files of levels and timers in a state from which Apache's broker can continue. duemq itself needs
         only the look at the clock, in case the clock was set after the last turn."""
         done: asyncio.Future[None] = self._loop.create_future()
-        parts = deque((self._storage.levels.hand_over_next, self._storage.timers.hand_over_next))
+        levels, timers = self._storage.levels, self._storage.timers
+        parts = deque[Callable[[int], bool]]((lambda _: levels.hand_over_next(), timers.hand_over_next))
 
         def step(now: Moment, budget: Budget) -> float | None:
             try:
-                self._storage.levels.watch_clock(now)
+                levels.watch_clock(now)
             except (StoreError, OSError) as error:
                 log.error("clock_not_followed", reason=str(error))
             while parts:

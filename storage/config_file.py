@@ -101,7 +101,7 @@ class ConfigFile:
         """Replace the table, durably; the old edition becomes the backup. Raises OSError."""
         self._files.make_directories(os.path.dirname(self.path))
         if self._files.exists(self.path) and not self._is_backup_better:
-            self._files.copy(self.path, self.backup)
+            self._files.link(self.path, self.backup)
         self._files.write_whole(self.path, encode_table(table, self.path))
         self._is_backup_better = False
         self.is_newest = True

@@ -136,7 +136,7 @@ class Files(Protocol):
         `durable`: the new content survives a power cut once this returns. `mode`: the file's permission bits, less the
         process's umask, as for `os.open`. Raises OSError, NotDurable."""
 
-    def copy(self, source: str, target: str) -> None:
+    def link(self, source: str, target: str) -> None:
         """Give a file a second name, `target`; a file that had this name before loses it. After a crash `target` is the
         old or the new file. Raises OSError."""
 
@@ -516,7 +516,7 @@ class OsFiles:
         if durable:
             self.sync_directory(os.path.dirname(path))
 
-    def copy(self, source: str, target: str) -> None:
+    def link(self, source: str, target: str) -> None:
         """Give a file a second name, `target`, by a hard link, so the content is not read; a file that had this name
         before loses it. After a crash `target` is the old or the new file. Raises OSError."""
         temporary = f"{target}.tmp"

@@ -94,7 +94,7 @@ class Recorder:
         self._log = log
         self._clock = clock
         self._is_account = is_account
-        self.handling: str | None = None
+        self._peer: str | None = None
         """The peer whose requests are handled now."""
         self._registrations: OrderedDict[tuple[str, str], tuple[str, ...]] = OrderedDict()
         """The last registrations, by broker name and address: the host and account that made each, and the result."""
@@ -102,6 +102,10 @@ class Recorder:
         """Refusals of requests without an account."""
         self._accounts = _Refusals()
         """Refusals of requests of accounts."""
+
+    def handle_requests_of(self, peer: str) -> None:
+        """Note whose requests are handled from now on."""
+        self._peer = peer
 
     def recorded(self, code: int, handler: Handler, *, is_async: bool) -> Handler:
         """Return a handler whose requests are recorded. `handler` includes the guard's check of permissions."""
@@ -133,7 +137,7 @@ class Recorder:
     def created(self, kind: str, name: str) -> None:
         """Record that a topic or group was created because a client used it. `kind`: "topic" or "group"."""
         action = f"{kind}_created"
-        self._log.add({"time": self._now(), "action": action, "peer": self.handling, kind: name[:_MAX_TEXT]})
+        self._log.add({"time": self._now(), "action": action, "peer": self._peer, kind: name[:_MAX_TEXT]})
 
     # ---
 

@@ -233,7 +233,7 @@ class Router:
         if not connection.takes_answers:
             return position
         if self._recorder is not None:
-            self._recorder.handling = connection.peer
+            self._recorder.handle_requests_of(connection.peer)
         if self._connection_limits.count_requests:
             return self._handle_allowed(connection, frames, position, is_over)
         if connection.is_new:

@@ -502,7 +502,7 @@ class _Repair:
                 rules=self._rules(ours),
             )
             timers = Timers(store, Current(timer_config(config)), recovered, self._now, levels=levels)
-            while levels.hand_over_next(self._now.wall_ms, most=2**62):
+            while levels.hand_over_next(most=2**62):
                 pass
             while timers.hand_over_next(self._now.wall_ms):
                 pass

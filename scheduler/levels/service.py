@@ -618,7 +618,7 @@ class LevelQueues:
 
     # --- RocketMQ
 
-    def hand_over_next(self, now_ms: int, *, most: int = MAX_HANDED_OVER) -> bool:
+    def hand_over_next(self, *, most: int = MAX_HANDED_OVER) -> bool:
         """At a clean stop, do a part of the work that allows Apache's broker to continue with the files. Return whether
         there is more. Apache's broker knows only one offset for each level, before which all messages are delivered. So
         messages that were delivered behind it are marked, at most `most` in all. Raises NotInMemory, OSError; duemq's

@@ -257,7 +257,7 @@ class TimerRecovery:
         else:
             self._wheel.establish()
             log.warning("timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=HOURS, reason="the file was missing")
-        self._log.sums = check.sums
+        self._log.use_sums(check.sums)
         return True
 
     def _look_for_parked(self, position: int, units: Units, second: int, delivered: Offsets) -> None:
@@ -311,11 +311,12 @@ class TimerRecovery:
         self._positions.note(position + np.arange(len(units)) * UNIT_SIZE, units)
 
     def _sum_up(self) -> None:
-        """Compute the checksums of the log, for which none were noted, and note the places of its units."""
-        self._log.sums = LogSums(self._log.segment_size)
+        """Compute the checksums of the log, for which none were noted, and note the positions of its units."""
+        sums = LogSums(self._log.segment_size)
         for position, units in self._log.scan(self._log.begin, self._log.end):
-            self._log.sums.add(position, units)
+            sums.add(position, units)
             self._note_positions(position, units)
+        self._log.use_sums(sums)
 
     def _take_back(self, end: int) -> None:
         parts = list(self._log.scan(end, self._log.end))

@@ -140,12 +140,12 @@ class Commitlog:
     @property
     def has_unsynced_names(self) -> bool:
         """Whether a file's name in the directory is not durable yet."""
-        return self._segments.names_made != self._segments.names_synced
+        return self._segments.has_unsynced_names
 
     def note_flushed(self, offset: int, names: int) -> None:
         """Note that everything before `offset`, and the names of the first `names` files made, have been synced."""
         self.flushed = max(self.flushed, offset)
-        self._segments.names_synced = max(self._segments.names_synced, names)
+        self._segments.note_names_synced(names)
 
     def clear_tail(self) -> None:
         """Zero the bytes that a failed write left behind `end`. Raises OSError."""

@@ -34,12 +34,21 @@ class Segments:
         """Whether `load` found a directory with anything in it."""
         self.names_made = 0
         """Number of files made so far, and 1 more if `load` found files."""
-        self.names_synced = 0
+        self._names_synced = 0
         """The value of `names_made` up to which the files' names survive a power cut."""
         self.begin = 0
         """Offset of the first existing byte."""
         self.end = 0
         """Offset after the last byte of the last file; equals `begin` when there is no file."""
+
+    @property
+    def has_unsynced_names(self) -> bool:
+        """Whether a file's name in the directory is not durable yet."""
+        return self.names_made != self._names_synced
+
+    def note_names_synced(self, names: int) -> None:
+        """Note that the names of the first `names` files made have been synced."""
+        self._names_synced = max(self._names_synced, names)
 
     def load(self, *, passes_over_others: bool = False) -> list[str]:
         """Find the files, changing nothing. Raises StoreFormatError for a name that is not an offset, except

@@ -387,7 +387,7 @@ class ConsumeQueue:
         self.tags = TagBlocks()
         self._looked_to = 0
         if self._extension is not None:
-            self._extension.is_end_known = False
+            self._extension.note_cut()
 
     def cut(self, before: int) -> None:
         """Remove the units whose records do not end at or before a physical offset. Raises OSError."""

@@ -236,6 +236,10 @@ class Extension:
         self.is_end_known = False
         """Whether `go_on_behind` has been called since the queue was loaded or cut."""
 
+    def note_cut(self) -> None:
+        """Note that units of the queue were removed at its end, so the extension's end is no longer known."""
+        self.is_end_known = False
+
     # --- reading
 
     def load(self) -> None:

@@ -245,7 +245,7 @@ class SimulatedFiles:
         if durable:
             self.sync_directory(os.path.dirname(path))
 
-    def copy(self, source: str, target: str) -> None:
+    def link(self, source: str, target: str) -> None:
         self._name(target, self.names[source])
 
     def sync_directory(self, path: str) -> None:

@@ -83,6 +83,10 @@ class TimerLog:
         """Physical offset of the last unit's record; None if it is not known, because nothing was appended since the
         start or since the log was cut."""
 
+    def use_sums(self, sums: LogSums) -> None:
+        """Use checksums that were computed from all units of these files."""
+        self.sums = sums
+
     @property
     def begin(self) -> int:
         """Position of the first unit."""

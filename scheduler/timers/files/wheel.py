@@ -125,7 +125,7 @@ class TimerWheel:
                 pass
             file.sync()
             file.close()
-            self._files.copy(new, self._path)
+            self._files.link(new, self._path)
         except OSError:
             with suppress(OSError):  # on a full disk the unfinished file would take up the last room
                 self._files.remove(new)

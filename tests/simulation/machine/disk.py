@@ -278,7 +278,7 @@ class Disk:
         if durable:
             self.sync_directory(os.path.dirname(path))
 
-    def copy(self, source: str, target: str) -> None:
+    def link(self, source: str, target: str) -> None:
         self.operate("link", target)
         self._name(target, self.names[source])
 

@@ -88,9 +88,8 @@ class TimerWorld:
 
     def hand_over(self) -> None:
         """Leave the timers' files so that Apache's broker can go on with them."""
-        for hand_over_next in (self.levels.hand_over_next, self.timers.hand_over_next):
-            while hand_over_next(self.now_ms):
-                pass
+        while self.levels.hand_over_next() or self.timers.hand_over_next(self.now_ms):
+            pass
 
     def wake(self) -> None:
         self.wakes += 1

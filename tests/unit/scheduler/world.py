@@ -82,7 +82,7 @@ class World:
     def stop(self, most_handed_over: int = MAX_HANDED_OVER) -> None:
         """Stop cleanly."""
         self.levels.watch_clock(look(self.clock))
-        while self.levels.hand_over_next(self.clock.now_ms(), most=most_handed_over):
+        while self.levels.hand_over_next(most=most_handed_over):
             pass
         self.owned.stop()
 

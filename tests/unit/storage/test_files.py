@@ -69,7 +69,7 @@ def test_more_files_than_descriptors_are_opened_in_turn(tmp_path: Path) -> None:
 def test_a_small_file_is_replaced_as_a_whole_and_keeps_its_old_edition(tmp_path: Path) -> None:
     files, path = OsFiles(), str(tmp_path / "t.json")
     files.write_whole(path, b"one")
-    files.copy(path, f"{path}.bak")
+    files.link(path, f"{path}.bak")
     files.write_whole(path, b"two")
     assert files.read_whole(path) == b"two"
     assert files.read_whole(f"{path}.bak") == b"one"

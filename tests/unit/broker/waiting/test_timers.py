@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -750,12 +751,10 @@ async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path
     async with running(tmp_path) as broker:
         await broker.connect().ask(send("T"))
 
-        def fail(now_ms: int) -> bool:
-            raise StoreError("x")
-
+        fail = Mock(side_effect=StoreError("x"))
         broker.timers.hand_over_next = fail  # type: ignore[method-assign]
         # Both parts: a failure of the one does not keep the other from being handed over.
-        broker.levels.hand_over_next = fail  # type: ignore[assignment, method-assign]
+        broker.levels.hand_over_next = fail  # type: ignore[method-assign]
     assert [line["reason"] for line in logged if line["event"] == "not_handed_over"] == ["x", "x"]
     assert not (tmp_path / "abort").exists()
 

@@ -99,7 +99,7 @@ def test_names_made_are_unsynced_until_noted_and_after_loading(tmp_path: Path) -
     array = segments(tmp_path)
     array.ensure(0)
     assert array.names_made == 1
-    assert array.names_synced == 0
+    assert array.has_unsynced_names
     again = segments(tmp_path)
     again.load()
-    assert again.names_made != again.names_synced
+    assert again.has_unsynced_names
