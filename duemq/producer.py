@@ -318,7 +318,18 @@ class Producer(Changing):
             )
         if self._hooks is not None:
             message = _message_of(
-                topic, body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, message_id
+                topic,
+                body,
+                tags=tags,
+                keys=keys,
+                properties=properties,
+                level=level,
+                delay=delay,
+                deliver_at=deliver_at,
+                replace=replace,
+                sharding_key=sharding_key,
+                queue=queue,
+                message_id=message_id,
             )
             return await self._hooks.around_send(
                 message, lambda message: self._deliver(self._send_of(message, timeout), retries)
@@ -329,17 +340,17 @@ class Producer(Changing):
             send = self._make_send(
                 topic,
                 body,
-                tags,
-                keys,
-                properties,
-                level,
-                delay,
-                deliver_at,
-                replace,
-                sharding_key,
-                queue,
-                message_id,
-                timeout,
+                tags=tags,
+                keys=keys,
+                properties=properties,
+                level=level,
+                delay=delay,
+                deliver_at=deliver_at,
+                replace=replace,
+                sharding_key=sharding_key,
+                queue=queue,
+                message_id=message_id,
+                timeout=timeout,
             )
         return await self._deliver(send, retries)
 
@@ -389,7 +400,18 @@ class Producer(Changing):
             _check_alone(body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None)
         if self._hooks is not None:
             given = _message_of(
-                topic, body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None
+                topic,
+                body,
+                tags=tags,
+                keys=keys,
+                properties=properties,
+                level=level,
+                delay=delay,
+                deliver_at=deliver_at,
+                replace=replace,
+                sharding_key=sharding_key,
+                queue=queue,
+                message_id=None,
             )
             return await self._hooks.around_send(
                 given, lambda message: self._deliver_oneway(self._send_of(message, timeout))
@@ -400,17 +422,17 @@ class Producer(Changing):
             send = self._make_send(
                 topic,
                 body,
-                tags,
-                keys,
-                properties,
-                level,
-                delay,
-                deliver_at,
-                replace,
-                sharding_key,
-                queue,
-                None,
-                timeout,
+                tags=tags,
+                keys=keys,
+                properties=properties,
+                level=level,
+                delay=delay,
+                deliver_at=deliver_at,
+                replace=replace,
+                sharding_key=sharding_key,
+                queue=queue,
+                message_id=None,
+                timeout=timeout,
             )
         return await self._deliver_oneway(send)
 
@@ -698,23 +720,24 @@ class Producer(Changing):
         return self._make_send(
             message.topic,
             message.body,
-            message.tags,
-            message.keys,
-            message.properties,
-            message.level,
-            message.delay,
-            message.deliver_at,
-            message.replace,
-            message.sharding_key,
-            message.queue,
-            message.message_id,
-            timeout,
+            tags=message.tags,
+            keys=message.keys,
+            properties=message.properties,
+            level=message.level,
+            delay=message.delay,
+            deliver_at=message.deliver_at,
+            replace=message.replace,
+            sharding_key=message.sharding_key,
+            queue=message.queue,
+            message_id=message.message_id,
+            timeout=timeout,
         )
 
     def _make_send(
         self,
         topic: str,
         body: bytes | str | None,
+        *,
         tags: str | None,
         keys: str | Iterable[str],
         properties: Mapping[str, str] | None,
@@ -839,6 +862,7 @@ def _check_alone(*others: object) -> None:
 def _message_of(
     topic: str | Message,
     body: bytes | str | None,
+    *,
     tags: str | None,
     keys: str | Iterable[str],
     properties: Mapping[str, str] | None,

@@ -475,7 +475,19 @@ def analyse(
     with ExitStack() as stack:
         if is_cluster:
             with _told_to(hook, "analyse", store):
-                code = _analyse_cluster(store, stores, gone, run, out, nights, state, keep_nights, key, limits, hook)
+                code = _analyse_cluster(
+                    store,
+                    stores,
+                    gone,
+                    run,
+                    out=out,
+                    nights=nights,
+                    state=state,
+                    keep_nights=keep_nights,
+                    key=key,
+                    limits=limits,
+                    hook=hook,
+                )
         else:
             with _told_to(hook, "analyse", stores[0]):
                 code = one(stores[0])
@@ -487,6 +499,7 @@ def _analyse_cluster(
     stores: list[str],
     gone: list[str],
     run: Callable[[str, RunOutput], Analysed],
+    *,
     out: str | None,
     nights: str | None,
     state: str | None,

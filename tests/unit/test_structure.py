@@ -50,10 +50,9 @@ COMPUTED = {"duemq/__init__.py", "duemq/spark.py", "duemq/cli/__init__.py", "due
 """Modules that import names, or libraries that may be missing, when they are first used."""
 MAX_MODULES = 14
 """Most modules of a folder, without its __init__."""
-MAX_POSITIONAL = {"broker": 5, "scheduler": 5, "protocol": 6, "storage": 10, "spark_jobs": 11, "duemq": 13}
-"""Most parameters of a package's functions that may be given by position, without `self` and `cls`. The highest figures
-are of `Appender.add`, which is called for each message, and of functions that pass on the arguments of a method of the
-client or of a command."""
+MAX_POSITIONAL = {"broker": 5, "scheduler": 5, "protocol": 6, "storage": 10, "spark_jobs": 7, "duemq": 8}
+"""Most parameters of a package's functions that may be given by position, without `self` and `cls`. The highest figure
+is of `Appender.add`, which is called for each message."""
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "now", "utcnow", "today"}
 
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
