@@ -1,7 +1,10 @@
 # The main targets: `make run` starts the broker, `make test` runs all tests. Both install what is missing.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Distributions build Python with the optimizations that version managers leave out by default, and that save a fourth of
+# its CPU. So Debian's is taken if its package python3-venv is there, too.
+PYTHON ?= $(shell /usr/bin/python3.11 -c 'import ensurepip' 2>/dev/null && echo /usr/bin/python3.11 || \
+	command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
