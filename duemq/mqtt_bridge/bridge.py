@@ -235,7 +235,11 @@ class _Running:
                 async with asyncio.timeout(FINISH):
                     for each in self._outbound.values():
                         await each.settle()
-        except* DueMQError as group:
+        except BaseExceptionGroup as group:
+            # Not by except*: before Python 3.11.4 an error raised there comes out in another group.
+            _, rest = group.split(DueMQError)
+            if rest is not None:
+                raise
             raise _first(group) from None
 
     # --- RocketMQ

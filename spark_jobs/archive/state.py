@@ -21,6 +21,8 @@ from typing import IO, Final
 Extent = tuple[int, int]
 """Offset and size, in bytes."""
 _CHUNK: Final = 1 << 20
+_HAS_FILTERS: Final = hasattr(tarfile, "data_filter")
+"""Whether this Python has tarfile's filters: Python 3.11 has them from 3.11.4 on, so that of Debian 12 lacks them."""
 
 
 def write(stream: IO[bytes], root: str, names: Iterable[str]) -> None:
@@ -31,9 +33,34 @@ def write(stream: IO[bytes], root: str, names: Iterable[str]) -> None:
 
 
 def read(stream: IO[bytes], root: str) -> None:
-    """Extract a tar below a root. Raises OSError, TarError."""
+    """Extract a tar below a root. Raises OSError, and TarError also for a member that would lie outside the root."""
     with tarfile.open(fileobj=stream, mode="r|") as tar:
-        tar.extractall(root, filter="data")
+        if _HAS_FILTERS:
+            tar.extractall(root, filter="data")
+        else:
+            for info in tar:
+                tar.extract(_as_data(info, root), root)
+
+
+def _as_data(info: tarfile.TarInfo, root: str) -> tarfile.TarInfo:
+    """Check a member as the filter `data` of later Pythons does, and take from it its owner and the permissions that
+    filter removes. Raises TarError for a member or link outside the root, and for a device or a FIFO."""
+    below = os.path.join(os.path.realpath(root), "")
+    if os.path.isabs(info.name) or os.path.isabs(info.linkname):
+        raise tarfile.TarError(f"{info.name}: is absolute, or points to an absolute path")
+    if not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
+        raise tarfile.TarError(f"{info.name}: is a device or a FIFO")
+    paths = [info.name]
+    if info.issym():
+        paths.append(os.path.join(os.path.dirname(info.name), info.linkname))
+    elif info.islnk():
+        paths.append(info.linkname)
+    for path in paths:
+        if not os.path.join(os.path.realpath(os.path.join(root, path)), "").startswith(below):
+            raise tarfile.TarError(f"{info.name}: would lie or point outside the directory")
+    info.uid, info.gid, info.uname, info.gname = os.getuid(), os.getgid(), "", ""
+    info.mode = info.mode & 0o755 | (0o700 if info.isdir() else 0o600)
+    return info
 
 
 def _add(tar: tarfile.TarFile, root: str, name: str) -> None:

@@ -294,7 +294,7 @@ def test_the_table_behind_a_plot_has_its_numbers(browser: Page, week: Path) -> N
     assert [cell.replace("\u00a0", " ") for cell in rows[1][1:2]] == [f"{points[0].p50_ms} ms"]
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", sampled(REPORTS, ("empty", "week", "cluster")))
 def test_paper_is_wide_enough(browser: Page, tmp_path: Path, name: str) -> None:
     """The printed report is not wider than the paper: the browser would shrink all of it."""
     browser.open(written(name, tmp_path), width=690)

@@ -95,8 +95,8 @@ class Load:
         self.retried: list[Retried] = []
         self.progress: dict[str, dict[int, int]] = {}
         self._timer_topic = self._burst_topic = ""
-        # RocketMQ recalls only a message that is due within one window, and duemq any, however long a busy machine takes
-        # to send it and the recall.
+        # RocketMQ recalls only a message that is due within one window. duemq recalls any, so that a busy machine has
+        # time to send the message and the recall.
         self._recall_ms = 30_000 if broker.kind == "duemq" else ROLL_WINDOW_SECONDS * 1000 - 700
 
     async def run(self) -> None:

@@ -55,6 +55,14 @@ def contents(root: Path) -> dict[str, bytes | None]:
     }
 
 
+@pytest.fixture(params=[False, True], ids=["this Python", "Python 3.11.2"])
+def any_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tarfile's filters, if this Python has them, and without, as Debian 12 has it."""
+    if request.param:
+        monkeypatch.setattr(state, "_HAS_FILTERS", False)
+
+
+@pytest.mark.usefixtures("any_python")
 def test_files_come_back_and_their_holes_do(root: Path, tmp_path: Path) -> None:
     data = packed(root)
     back = tmp_path / "back"
@@ -108,3 +116,50 @@ def test_any_holes(tmp_path_factory: pytest.TempPathFactory, places: list[tuple[
     state.read(io.BytesIO(packed(root)), str(back))
 
     assert contents(back) == contents(root)
+
+
+@pytest.mark.usefixtures("any_python")
+def test_links_and_permissions_come_back(tmp_path: Path) -> None:
+    root, back = tmp_path / "root", tmp_path / "back"
+    (root / "config").mkdir(parents=True)
+    back.mkdir()
+    (root / "config/plain_acl.yml").write_text("secret")
+    (root / "config/plain_acl.yml").chmod(0o600)
+    (root / "config/topics.json").write_text("{}")
+    (root / "config/topics.json").chmod(0o4666)
+    (root / "config/topics.json.bak").hardlink_to(root / "config/topics.json")
+    (root / "config/link").symlink_to("../config/topics.json")
+    state.read(io.BytesIO(packed(root)), str(back))
+
+    assert contents(back) == contents(root)
+    modes = {name: (back / "config" / name).stat().st_mode & 0o7777 for name in ("plain_acl.yml", "topics.json")}
+    assert modes == {"plain_acl.yml": 0o600, "topics.json": 0o644}
+    assert os.readlink(back / "config/link") == "../config/topics.json"
+
+
+@pytest.mark.usefixtures("any_python")
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../out", tarfile.REGTYPE, "")],
+        [("a/../../out", tarfile.REGTYPE, "")],
+        [("link", tarfile.SYMTYPE, "../out")],
+        [("link", tarfile.SYMTYPE, "/etc/passwd")],
+        [("link", tarfile.LNKTYPE, "../out")],
+        [("link", tarfile.SYMTYPE, "."), ("link/../../out", tarfile.REGTYPE, "")],
+        [("device", tarfile.CHRTYPE, "")],
+        [("fifo", tarfile.FIFOTYPE, "")],
+    ],
+    ids=lambda members: " ".join(name for name, _, _ in members),
+)
+def test_nothing_is_written_outside(tmp_path: Path, members: list[tuple[str, bytes, str]]) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for name, kind, target in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+    (tmp_path / "back").mkdir()
+    with pytest.raises(tarfile.TarError):
+        state.read(io.BytesIO(stream.getvalue()), str(tmp_path / "back"))
+    assert [path.name for path in tmp_path.iterdir()] == ["back"]
