@@ -41,6 +41,7 @@ help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 $(BIN)/python:
+	@command -v "$(PYTHON)" > /dev/null || { echo "there is no Python 3.11 or newer: install it, or name one with PYTHON="; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit("duemq needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV) || { apt-get install -y python3-venv && $(PYTHON) -m venv $(VENV); }
 

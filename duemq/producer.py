@@ -15,6 +15,7 @@ from datetime import tzinfo
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, overload
 
+from duemq._net import timeouts
 from duemq._net.client import Client, typed_header
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
@@ -213,7 +214,7 @@ class Producer(Changing):
         self._closed = True
         try:
             try:
-                async with asyncio.timeout(self._timeout if timeout is None else timeout):
+                async with timeouts.timeout(self._timeout if timeout is None else timeout):
                     await self._window.empty()
             except TimeoutError:
                 log.warning("the producer is closed with %d sends in flight", self._window.count)

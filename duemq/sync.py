@@ -44,6 +44,7 @@ from duemq import producer as _producer
 from duemq._consuming.member import Listener as _AsyncListener
 from duemq._consuming.member import Target
 from duemq._consuming.threads import ThreadedHandler, returning
+from duemq._net import timeouts
 from duemq._net.connection import Codec
 from duemq._net.tls import Tls
 from duemq._producing.changing import Changing
@@ -702,7 +703,7 @@ class Consumer(_Facade[_consumer.Consumer]):
         TimeoutError if none comes within `timeout` seconds, and what `duemq.Consumer.receive` raises."""
 
         async def receive() -> _messages.ReceivedMessage:
-            async with asyncio.timeout(timeout):
+            async with timeouts.timeout(timeout):
                 return await self._inner.receive()
 
         return ReceivedMessage(self._worker().run(receive()))
@@ -711,7 +712,7 @@ class Consumer(_Facade[_consumer.Consumer]):
         """Return the next message, and up to `most` in all with those that are there. Otherwise as `receive`."""
 
         async def receive() -> list[_messages.ReceivedMessage]:
-            async with asyncio.timeout(timeout):
+            async with timeouts.timeout(timeout):
                 return await self._inner.receive_many(most)
 
         return [ReceivedMessage(each) for each in self._worker().run(receive())]

@@ -23,6 +23,7 @@ from duemq._consuming.locks import HeldLocks
 from duemq._consuming.offsets import OffsetStore
 from duemq._consuming.reader import FIRST, LAST, QueueReader, ReaderConfig, Start
 from duemq._consuming.subscription import ALL_TAGS, Subscription, make_subscription
+from duemq._net import timeouts
 from duemq._net.client import Client, Tasks
 from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec
@@ -367,7 +368,7 @@ class Member:
             incomplete = 0 if complete else incomplete + 1
             pause = intervals.rebalance if complete else min(intervals.pause(incomplete), intervals.missing_topic)
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with timeouts.timeout(pause):
                     await self._change.wait()
 
     async def _rebalance(self) -> bool:
@@ -490,7 +491,7 @@ class Member:
         if inbox is None and not self._config.exclusive:
             return set()
         try:
-            async with asyncio.timeout(self._config.close_timeout):
+            async with timeouts.timeout(self._config.close_timeout):
                 for queue in queues:
                     if inbox is not None:
                         await inbox.idle(queue)
@@ -526,7 +527,7 @@ class Member:
         if listener is None or not queues:
             return
         try:
-            async with asyncio.timeout(self._config.close_timeout):
+            async with timeouts.timeout(self._config.close_timeout):
                 await listener(queues)
         except TimeoutError:
             log.warning("%s did not return within %g s, and was cancelled", name, self._config.close_timeout)

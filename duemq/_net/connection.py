@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
+from duemq._net import timeouts
 from duemq._net.tls import reason_of
 from duemq.errors import ArgumentError, ConnectError, ConnectionLostError, DueMQError, PeerError, RequestTimeoutError
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE, RequestCode, ResponseCode
@@ -102,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
         deadline = loop.time() + timeout
         try:
             if self._turns.locked() or not self._writable.is_set():
-                async with asyncio.timeout_at(deadline):
+                async with timeouts.timeout_at(deadline):
                     await self._wait_for_turn()
             else:
                 await self._turns.acquire()
@@ -125,7 +126,7 @@ class ClientConnection(asyncio.Protocol):
         """Send a request that has no answer; return when it is queued for writing. Raises RequestTimeoutError if that
         takes longer than `timeout`, in seconds, and the other errors of `request`."""
         try:
-            async with asyncio.timeout(timeout):
+            async with timeouts.timeout(timeout):
                 await self._writable.wait()
         except TimeoutError:
             raise RequestTimeoutError(self.address, _name(code), timeout) from None
@@ -139,7 +140,7 @@ class ClientConnection(asyncio.Protocol):
         """Wait until the connection is closed. Abort it if the peer does not accept the written data within `timeout`
         seconds."""
         try:
-            async with asyncio.timeout(timeout):
+            async with timeouts.timeout(timeout):
                 await self._lost.wait()
         except TimeoutError:
             if self._transport is not None:
@@ -318,7 +319,7 @@ async def connect(
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(timeout):
+        async with timeouts.timeout(timeout):
             _, connection = await loop.create_connection(
                 lambda: ClientConnection(address, codec, on_request, signer), host, port, ssl=tls
             )

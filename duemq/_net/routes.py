@@ -3,7 +3,6 @@ from time to time."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from duemq._net import timeouts
 from duemq._net.connection import ClientConnection, split_address
 from duemq._net.pool import Pool
 from duemq._net.single_flight import SingleFlight
@@ -165,7 +165,7 @@ class NameServers:
 
     async def _connection(self, address: str, timeout: float) -> ClientConnection:
         try:
-            async with asyncio.timeout(timeout):
+            async with timeouts.timeout(timeout):
                 return await self._pool.get(address)
         except TimeoutError:
             raise ConnectError(address, f"no answer within {timeout:g} s") from None

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from duemq._net import timeouts
 from duemq._net.client import Client, typed_header
 from duemq._net.connection import ClientConnection
 from duemq._net.routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
@@ -124,7 +125,7 @@ class Sender:
         if self.window.try_enter(size):
             return
         try:
-            async with asyncio.timeout_at(deadline):
+            async with timeouts.timeout_at(deadline):
                 await self.window.enter(size)
         except TimeoutError:
             raise RequestTimeoutError("the producer's own limit of sends in flight", "a send", timeout) from None
@@ -238,7 +239,7 @@ class Sender:
         last: DueMQError | None = None
         may_be_stored = is_asking = False
         try:
-            async with asyncio.timeout_at(deadline):
+            async with timeouts.timeout_at(deadline):
                 while True:
                     try:
                         if failure is not None:

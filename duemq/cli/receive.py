@@ -11,6 +11,7 @@ import click
 
 from duemq._consuming.member import STORING_OFFSETS
 from duemq._consuming.subscription import ALL_TAGS, make_subscription
+from duemq._net import timeouts
 from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec
 from duemq._net.tls import Tls
@@ -195,7 +196,9 @@ class _Failures(Complaints):
         while self._refusal is None:
             self._changed.clear()
             try:
-                async with asyncio.timeout_at(None if patience is None or not self.present else self._since + patience):
+                async with timeouts.timeout_at(
+                    None if patience is None or not self.present else self._since + patience
+                ):
                     await self._changed.wait()
             except TimeoutError:
                 self.check()
@@ -257,7 +260,7 @@ async def _first_message(
     could not be read by then."""
     read = asyncio.create_task(consumer.caught_up())
     try:
-        async with asyncio.timeout(wait_ms / 1000):
+        async with timeouts.timeout(wait_ms / 1000):
             return await _next_message(consumer, failure, ends=False)
     except TimeoutError:
         failures.check()

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Final
 
+from duemq._net import timeouts
 from duemq._net.complaints import Complaints
 from duemq._values.checks import MAX_BODY_BYTES
 from duemq._values.intervals import Intervals
@@ -90,7 +91,7 @@ class Bridge:
         is_any: bool | None = None
         why = f"messages wait in {old.topic}"
         with suppress(DueMQError, TimeoutError):
-            async with asyncio.timeout(CHECK):
+            async with timeouts.timeout(CHECK):
                 is_any = await self._running.is_any_delayed() if self._running is not None else None
         if is_any is None:
             why = f"RocketMQ does not report whether messages wait in {old.topic}"
@@ -220,7 +221,7 @@ class _Running:
                 # Also before the subscriptions are made: otherwise another bridge may get the messages in flight too.
                 finishing = asyncio.gather(taking, self._window.drain(), return_exceptions=True)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(FINISH if self._window.session is not None else 0):
+                    async with timeouts.timeout(FINISH if self._window.session is not None else 0):
                         await finishing
                 self._has_to_leave.set()
                 if not self._is_connected:
@@ -232,7 +233,7 @@ class _Running:
                 for task in (session, starting, *others):
                     task.cancel()
             with suppress(TimeoutError):
-                async with asyncio.timeout(FINISH):
+                async with timeouts.timeout(FINISH):
                     for each in self._outbound.values():
                         await each.settle()
         except BaseExceptionGroup as group:
@@ -267,7 +268,7 @@ class _Running:
                 continue
             is_any = False
             with suppress(DueMQError, TimeoutError):
-                async with asyncio.timeout(CHECK):
+                async with timeouts.timeout(CHECK):
                     is_any = await self._delayed_messages.is_any(topic)
             if is_any:
                 log.warning("messages wait in %s, and %s", topic, delayed.left_behind(topic, group))

@@ -34,12 +34,15 @@ def write(stream: IO[bytes], root: str, names: Iterable[str]) -> None:
 
 def read(stream: IO[bytes], root: str) -> None:
     """Extract a tar below a root. Raises OSError, and TarError also for a member that would lie outside the root."""
-    with tarfile.open(fileobj=stream, mode="r|") as tar:
-        if _HAS_FILTERS:
-            tar.extractall(root, filter="data")
-        else:
-            for info in tar:
-                tar.extract(_as_data(info, root), root)
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            if _HAS_FILTERS:
+                tar.extractall(root, filter="data")
+            else:
+                for info in tar:
+                    tar.extract(_as_data(info, root), root)
+    except (ValueError, KeyError, OverflowError) as error:  # tarfile lets these through for some damaged members
+        raise tarfile.TarError(f"a member of the tar is damaged: {error}") from error
 
 
 def _as_data(info: tarfile.TarInfo, root: str) -> tarfile.TarInfo:

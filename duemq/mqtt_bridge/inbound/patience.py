@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
+from duemq._net import timeouts
 from duemq._net.complaints import Complaints
 from duemq._values.intervals import Intervals
 from duemq.errors import (
@@ -90,7 +91,7 @@ class Patience:
     async def _pause(self, reason: str, failures: int) -> None:
         self._complaints.raise_(_SENDING, reason)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._intervals.pause(failures)):
+            async with timeouts.timeout(self._intervals.pause(failures)):
                 await self.closing.wait()
         self.check()
 

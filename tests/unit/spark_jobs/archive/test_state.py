@@ -163,3 +163,18 @@ def test_nothing_is_written_outside(tmp_path: Path, members: list[tuple[str, byt
     with pytest.raises(tarfile.TarError):
         state.read(io.BytesIO(stream.getvalue()), str(tmp_path / "back"))
     assert [path.name for path in tmp_path.iterdir()] == ["back"]
+
+
+@pytest.mark.usefixtures("any_python")
+@pytest.mark.parametrize("members", [[("a\0b", tarfile.REGTYPE, "")], [("link", tarfile.LNKTYPE, "missing")]], ids=str)
+def test_a_damaged_member_is_told(tmp_path: Path, members: list[tuple[str, bytes, str]]) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for name, kind, target in members:
+            info = tarfile.TarInfo(name.replace("\0", "0"))
+            info.type, info.linkname = kind, target
+            info.pax_headers = {"path": name} if "\0" in name else {}
+            tar.addfile(info)
+    (tmp_path / "back").mkdir()
+    with pytest.raises((tarfile.TarError, OSError)):
+        state.read(io.BytesIO(stream.getvalue()), str(tmp_path / "back"))
