@@ -313,31 +313,7 @@ class Producer(Changing):
         `replace` at a broker other than duemq; the last attempt's BrokerError, ConnectError, ConnectionLostError or
         RequestTimeoutError. The error's `maybe_stored` tells whether the message may have been stored.
         """
-        if isinstance(topic, Message):
-            _check_alone(
-                body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, message_id
-            )
-        if self._hooks is not None:
-            message = _message_of(
-                topic,
-                body,
-                tags=tags,
-                keys=keys,
-                properties=properties,
-                level=level,
-                delay=delay,
-                deliver_at=deliver_at,
-                replace=replace,
-                sharding_key=sharding_key,
-                queue=queue,
-                message_id=message_id,
-            )
-            return await self._hooks.around_send(
-                message, lambda message: self._deliver(self._send_of(message, timeout), retries)
-            )
-        if isinstance(topic, Message):
-            send = self._send_of(topic, timeout)
-        else:
+        if self._hooks is None and not isinstance(topic, Message):
             send = self._make_send(
                 topic,
                 body,
@@ -353,7 +329,26 @@ class Producer(Changing):
                 message_id=message_id,
                 timeout=timeout,
             )
-        return await self._deliver(send, retries)
+            return await self._deliver(send, retries)
+        given = _message_of(
+            topic,
+            body,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            level=level,
+            delay=delay,
+            deliver_at=deliver_at,
+            replace=replace,
+            sharding_key=sharding_key,
+            queue=queue,
+            message_id=message_id,
+        )
+        if self._hooks is None:
+            return await self._deliver(self._send_of(given, timeout), retries)
+        return await self._hooks.around_send(
+            given, lambda message: self._deliver(self._send_of(message, timeout), retries)
+        )
 
     @overload
     async def send_oneway(self, message: Message, /, *, timeout: float | None = None) -> str: ...
@@ -397,29 +392,7 @@ class Producer(Changing):
 
         Arguments and errors are those of `send`; there is a single attempt.
         """
-        if isinstance(topic, Message):
-            _check_alone(body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None)
-        if self._hooks is not None:
-            given = _message_of(
-                topic,
-                body,
-                tags=tags,
-                keys=keys,
-                properties=properties,
-                level=level,
-                delay=delay,
-                deliver_at=deliver_at,
-                replace=replace,
-                sharding_key=sharding_key,
-                queue=queue,
-                message_id=None,
-            )
-            return await self._hooks.around_send(
-                given, lambda message: self._deliver_oneway(self._send_of(message, timeout))
-            )
-        if isinstance(topic, Message):
-            send = self._send_of(topic, timeout)
-        else:
+        if self._hooks is None and not isinstance(topic, Message):
             send = self._make_send(
                 topic,
                 body,
@@ -435,7 +408,26 @@ class Producer(Changing):
                 message_id=None,
                 timeout=timeout,
             )
-        return await self._deliver_oneway(send)
+            return await self._deliver_oneway(send)
+        given = _message_of(
+            topic,
+            body,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            level=level,
+            delay=delay,
+            deliver_at=deliver_at,
+            replace=replace,
+            sharding_key=sharding_key,
+            queue=queue,
+            message_id=None,
+        )
+        if self._hooks is None:
+            return await self._deliver_oneway(self._send_of(given, timeout))
+        return await self._hooks.around_send(
+            given, lambda message: self._deliver_oneway(self._send_of(message, timeout))
+        )
 
     async def send_many(
         self,
@@ -854,12 +846,6 @@ class Producer(Changing):
         return HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(self.group)], consumer_data_set=[])
 
 
-def _check_alone(*others: object) -> None:
-    """Raise ArgumentError if a Message came with other arguments that describe a message."""
-    if any(each is not None and each is not False and each != () for each in others):
-        raise ArgumentError("give a Message alone: it has its own body, delay and other fields")
-
-
 def _message_of(
     topic: str | Message,
     body: bytes | str | None,
@@ -875,8 +861,12 @@ def _message_of(
     queue: MessageQueue | None,
     message_id: str | None,
 ) -> Message:
-    """The arguments of a send as a Message. Raises ArgumentError if there is no body."""
+    """Return the arguments of a send as a Message. Raises ArgumentError if there is no body, and if a Message came with
+    other arguments that describe a message."""
     if isinstance(topic, Message):
+        others = (body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, message_id)
+        if any(each is not None and each is not False and each != () for each in others):
+            raise ArgumentError("give a Message alone: it has its own body, delay and other fields")
         return topic
     if body is None:
         raise ArgumentError("give a body, or a Message alone")
