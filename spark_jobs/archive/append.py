@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from duemq.spark_jobs.archive.rows import PARQUET, by_day_and_topic, folder_name, folder_of, table_of
-from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, Table
+from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, MarksOf, Table, TableRun
 from duemq.spark_jobs.columns import instants
 from duemq.spark_jobs.columns.records import joined_damages
 from duemq.spark_jobs.compact.compact import BytesDone, refuse_unknown_queues
@@ -177,37 +177,34 @@ def append(
     store = StoreFiles.open(store_path)
     refuse_unknown_queues(store)
     try:
-        name = name or _name_of(store, store_path, table)
-        mark = table.begin(name)
-        refuse_within(store_path, table.directory.path)
-        if adopt:
-            begin, expired = _adopted_end(store, mark), 0
-        else:
-            begin, expired = _begin(store, name, mark, allow_gap=allow_gap)
-        end = store.records_end(begin)
-        result = AppendResult(store.path, name, begin, end, expired=expired)
-        if adopt and mark is None:
-            raise JobError(f"{store.path}: the table has no store {name} for this one to continue")
-        if end > begin or adopt:
-            with _tasks(table.directory, spark, workers) as tasks:
-                _append(store, table, result, mark, tasks, range_size, progress or (lambda done, total: None))
-        return result
+        with table.begin(lambda marks_of: name or _name_of(store, store_path, marks_of)) as run:
+            refuse_within(store_path, run.directory.path)
+            if adopt:
+                begin, expired = _adopted_end(store, run.mark), 0
+            else:
+                begin, expired = _begin(store, run.name, run.mark, allow_gap=allow_gap)
+            end = store.records_end(begin)
+            result = AppendResult(store.path, run.name, begin, end, expired=expired)
+            if adopt and run.mark is None:
+                raise JobError(f"{store.path}: the table has no store {run.name} for this one to continue")
+            if end > begin or adopt:
+                with _tasks(run.directory, spark, workers) as tasks:
+                    _append(store, table, run, result, tasks, range_size, progress or (lambda done, total: None))
+            return result
     except JobError:
         raise
     except OSError as error:
         raise JobError(f"{store.path}: {reason(error)}") from None
-    finally:
-        table.close()
 
 
-def _name_of(store: StoreFiles, path: str, table: Table) -> str:
+def _name_of(store: StoreFiles, path: str, marks_of: MarksOf) -> str:
     """Return the name of a store in a table."""
     real = real_path(path)
     also = {store.path, store.path.rstrip("/")}
     if store.is_local:
         absolute = os.path.abspath(local_path(path))
         also |= {absolute, f"{absolute}/", f"{real}/"}
-    known = table.known({real, *also})
+    known = marks_of({real, *also})
     if real in known:
         return real
     # Earlier versions took the path as it was given: with a slash, relative, through a link. A relative one may have
@@ -276,8 +273,8 @@ def _adopted_end(store: StoreFiles, mark: Mark | None) -> int:
 def _append(
     store: StoreFiles,
     table: Table,
+    run: TableRun,
     result: AppendResult,
-    mark: Mark | None,
     tasks: Runner,
     range_size: int,
     report: BytesDone,
@@ -290,20 +287,21 @@ def _append(
         done += found.bytes
         report(min(done, total), total)
 
-    prefix, is_commit = table.prefix(result.name), False
+    run.note_begun()
+    is_commit = False
     requests = [
-        AppendTask(store, part, result.name, prefix, table.directory, table.in_directories, table.columns)
+        AppendTask(store, part, run.name, run.prefix, run.directory, table.in_directories, table.columns)
         for part in ranges
     ]
     try:
         written = tasks.run(write, requests, advance)
-        mark_after, files, about = _sum_up(store, result, written)
+        mark, files, about = _sum_up(store, result, written)
         is_commit = True
-        table.commit(result.name, mark, mark_after, files, about)
+        run.commit(mark, files, about)
     except JobError:
         # On a full disk their files would be in the way of the next run.
         with contextlib.suppress(JobError):
-            table.abandon(result.name, mark, is_commit=is_commit)
+            run.abandon(is_commit=is_commit)
         raise
     report(total, total)
 

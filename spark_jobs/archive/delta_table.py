@@ -12,14 +12,15 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identifier
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, run_prefix
+from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, NameOf, run_prefix
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.local_files import reason
@@ -48,12 +49,10 @@ class DeltaTable:
                 f"Delta tables need deltalake {'.'.join(map(str, _OLDEST))} or newer, and this is "
                 f"{deltalake.__version__}: pip install 'duemq[delta]'"
             )
-        self.directory = Directory(path)
         self.columns: Sequence[str] = [name for name in COLUMNS.names if name not in _PARTITIONS]
-        self._uri = self.directory.path.rstrip("/")
+        self._directory = Directory(path)
+        self._uri = self._directory.path.rstrip("/")
         self._options = _options(path)
-        self._table: Library | None = None
-        self._prefix = ""
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
         """Return the marks of the stores that are named in commits which the log still has, and of those among `names`;
@@ -64,35 +63,37 @@ class DeltaTable:
         try:
             if not Library.is_deltatable(self._uri, self._options):
                 return {}
-            self._table = Library(self._uri, storage_options=self._options)
-            commits = [json.loads(commit["duemq"]) for commit in self._table.history() if "duemq" in commit]
-            found = {name: self._mark(name) for name in {*names, *(commit["store"] for commit in commits)}}
+            table = Library(self._uri, storage_options=self._options)
+            commits = [json.loads(commit["duemq"]) for commit in table.history() if "duemq" in commit]
+            found = {name: _mark(table, name) for name in {*names, *(commit["store"] for commit in commits)}}
         except (DeltaError, OSError) as error:
-            raise JobError(f"{self.directory.path}: {reason(error)}") from None
+            raise JobError(f"{self._directory.path}: {reason(error)}") from None
         return {name: mark for name, mark in found.items() if mark is not None}
 
-    def begin(self, name: str) -> Mark | None:
-        """Prepare to append a store, and make the table if there is none; return the store's mark in it, None for a new
-        one. Raises JobError."""
+    @contextlib.contextmanager
+    def begin(self, name_of: NameOf) -> Iterator[DeltaRun]:
+        """Prepare to append a store, and make the table if there is none. Yield the run. Raises JobError."""
         from deltalake import DeltaTable as Library
         from deltalake.exceptions import DeltaError
 
+        name = name_of(self.known)
         try:
             # If two runs begin a table at the same time, one of them makes it.
-            with self.directory.alone():
+            with self._directory.alone():
                 if not Library.is_deltatable(self._uri, self._options):
                     self._create()
-            self._table = Library(self._uri, storage_options=self._options)
-            return self._mark(name)
+            table = Library(self._uri, storage_options=self._options)
+            mark = _mark(table, name)
         except (DeltaError, OSError) as error:
-            raise JobError(f"{self.directory.path}: {reason(error)}") from None
+            raise JobError(f"{self._directory.path}: {reason(error)}") from None
+        yield DeltaRun(self._directory, table, name, mark)
 
     def _create(self) -> None:
         from deltalake import DeltaTable as Library
         from deltalake.exceptions import DeltaError
 
-        if self.directory.names(""):
-            raise JobError(f"{self.directory.path}: has files, but is not a Delta table; give another directory")
+        if self._directory.names(""):
+            raise JobError(f"{self._directory.path}: has files, but is not a Delta table; give another directory")
         try:
             Library.create(self._uri, COLUMNS, partition_by=_PARTITIONS, name="messages", storage_options=self._options)
         except DeltaError:
@@ -100,33 +101,34 @@ class DeltaTable:
             if not Library.is_deltatable(self._uri, self._options):
                 raise
 
-    def _mark(self, name: str) -> Mark | None:
-        assert self._table is not None
-        end, tail = (self._table.transaction_version(f"duemq/{what}/{name}") for what in ("end", "tail"))
-        return Mark(end, tail) if end is not None and tail is not None else None
 
-    def prefix(self, name: str) -> str:
-        """Return the prefix of the names of this run's files."""
-        self._prefix = f"messages/{run_prefix()}"
-        return self._prefix
+class DeltaRun:
+    """A run that appends one store to a Delta table. `table`: the library's."""
 
-    def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
+    def __init__(self, directory: Directory, table: Library, name: str, mark: Mark | None) -> None:
+        self.directory, self.name, self.mark = directory, name, mark
+        self.prefix = f"messages/{run_prefix()}"
+        self._table = table
+
+    def note_begun(self) -> None:
+        """Do nothing: the files of a killed run are in no commit, and so not in the table."""
+
+    def commit(self, mark: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
         """Add files and set the store's mark, by one commit of the Delta log. Raises JobError."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import AddAction
 
-        assert self._table is not None
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
-            AddAction(file.name, file.size, _partition(file, name), now, True, json.dumps(_statistics(file)))
+            AddAction(file.name, file.size, _partition(file, self.name), now, True, json.dumps(_statistics(file)))
             for file in files
         ]
         properties = CommitProperties(
             custom_metadata={"duemq": json.dumps(about)},
             app_transactions=[
-                Transaction(f"duemq/end/{name}", after.end, now),
-                Transaction(f"duemq/tail/{name}", after.tail, now),
+                Transaction(f"duemq/end/{self.name}", mark.end, now),
+                Transaction(f"duemq/tail/{self.name}", mark.tail, now),
             ],
         )
         try:
@@ -139,32 +141,33 @@ class DeltaTable:
                 "if another run appended to it meanwhile, try again"
             ) from None
         self._table.update_incremental()
-        if self._mark(name) != after:
+        if _mark(self._table, self.name) != mark:
             raise JobError(
                 f"{self.directory.path}: has the rows of version {self._table.version()}, but lacks its transaction "
                 "ids: restore the version before, and do not append with this version of deltalake"
             )
 
-    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+    def abandon(self, *, is_commit: bool) -> None:
         """After a failed run, remove the files that it wrote, unless they are in the table, or it is unknown whether
         they are. `is_commit`: whether it was the commit that failed. Raises JobError."""
         from deltalake.exceptions import DeltaError
 
-        assert self._table is not None
         try:
             self._table.update_incremental()
         except (DeltaError, OSError) as error:
             raise JobError(f"{self.directory.path}: {reason(error)}") from None
         # Another run may have committed; the library's list of files shows whether this one did.
-        if is_commit and any(f"/{self._prefix}-" in uri for uri in self._table.file_uris()):
+        if is_commit and any(f"/{self.prefix}-" in uri for uri in self._table.file_uris()):
             return
         for file in self.directory.names("messages"):
-            if file.startswith(self._prefix):
+            if file.startswith(self.prefix):
                 self.directory.remove(file)
 
-    def close(self) -> None:
-        """Release the library's table."""
-        self._table = None
+
+def _mark(table: Library, name: str) -> Mark | None:
+    """Return a store's mark in a table of the library's, None for a new store."""
+    end, tail = (table.transaction_version(f"duemq/{what}/{name}") for what in ("end", "tail"))
+    return Mark(end, tail) if end is not None and tail is not None else None
 
 
 def _options(uri: str) -> dict[str, str] | None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, run_prefix
+from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, NameOf, run_prefix
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.local_files import local_path, reason
@@ -38,7 +38,6 @@ class IcebergTable:
     warehouse at `path`, a directory of this machine. Raises JobError if the library is missing."""
 
     in_directories = False
-    directory: Directory
 
     def __init__(self, path: str, catalog: str | None = None) -> None:
         try:
@@ -49,35 +48,17 @@ class IcebergTable:
             local_path(path)
         self._path, self._catalog = path, catalog
         self.columns: Sequence[str] = COLUMNS.names
-        self._opened: tuple[Catalog, str] | None = None
-        self._table: Library | None = None
-        self._prefix = ""
 
-    def known(self, names: Collection[str]) -> dict[str, Mark]:
-        """Return the marks of the stores, which are properties of the table; none for a new table. Raises JobError."""
+    @contextlib.contextmanager
+    def begin(self, name_of: NameOf) -> Iterator[IcebergRun]:
+        """Prepare to append a store, and make the table if there is none. Yield the run. Raises JobError."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
+        with self._alone():
             catalog, identifier = self._open()
-        try:
-            self._table = catalog.load_table(identifier)
-        except NoSuchTableError:
-            return {}
-        except Exception as error:  # each catalog has its own
-            raise JobError(f"{self._path}: {reason(error)}") from error
-        found = {
-            name: self._mark(name) for key in self._table.properties if (name := key.removeprefix("duemq.")) != key
-        }
-        return {name: mark for name, mark in found.items() if mark is not None}
-
-    def begin(self, name: str) -> Mark | None:
-        """Prepare to append a store, and make the table if there is none; return the store's mark in it, None for a new
-        one. Raises JobError."""
-        from pyiceberg.exceptions import NoSuchTableError
-
+        name = name_of(lambda names: self._known(catalog, identifier))
         # If two runs begin a table at the same time, one of them makes it.
-        with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
-            catalog, identifier = self._open()
+        with self._alone():
             try:
                 try:
                     table = catalog.load_table(identifier)
@@ -85,20 +66,30 @@ class IcebergTable:
                     table = _create(catalog, identifier)
             except Exception as error:  # each catalog has its own
                 raise JobError(f"{self._path}: {reason(error)}") from error
-        missing = [name for name in COLUMNS.names if name not in table.schema().column_names]
+        missing = [column for column in COLUMNS.names if column not in table.schema().column_names]
         if missing:
             raise JobError(f"{self._path}: the table has no column {missing[0]}, so it is not an archive; give another")
-        self._table = table
-        self.directory = Directory(f"{table.location()}/data")
-        return self._mark(name)
+        yield IcebergRun(self._path, table, name, is_local=self._catalog is None)
+
+    def _known(self, catalog: Catalog, identifier: str) -> dict[str, Mark]:
+        """Return the marks of the stores, which are properties of the table; none for a new table. Raises JobError."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            table = catalog.load_table(identifier)
+        except NoSuchTableError:
+            return {}
+        except Exception as error:  # each catalog has its own
+            raise JobError(f"{self._path}: {reason(error)}") from error
+        found = {name: _mark(table, name) for key in table.properties if (name := key.removeprefix("duemq.")) != key}
+        return {name: mark for name, mark in found.items() if mark is not None}
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Make the warehouse and hold it exclusively; does nothing for a catalog that pyiceberg knows."""
+        return Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext()
 
     def _open(self) -> tuple[Catalog, str]:
-        """Return the catalog, opened once for a run, and the table's identifier. Raises JobError."""
-        if self._opened is None:
-            self._opened = self._open_anew()
-        return self._opened
-
-    def _open_anew(self) -> tuple[Catalog, str]:
+        """Open the catalog; return it and the table's identifier. Raises JobError."""
         from pyiceberg.catalog import load_catalog
 
         if self._catalog is not None:
@@ -116,25 +107,26 @@ class IcebergTable:
         except Exception as error:  # SQLite's, through a library
             raise JobError(f"{path}: {reason(error)}") from error
 
-    def _mark(self, name: str) -> Mark | None:
-        assert self._table is not None
-        text = self._table.properties.get(f"duemq.{name}")
-        if text is None:
-            return None
-        found = json.loads(text)
-        return Mark(found["end"], found["tail"])
 
-    def prefix(self, name: str) -> str:
-        """Return the prefix of the names of this run's files."""
-        self._prefix = run_prefix()
-        return self._prefix
+class IcebergRun:
+    """A run that appends one store to an Iceberg table. `path`: the table's, for messages; `table`: the library's;
+    `is_local`: whether its catalog is a file of this machine: another one may complete a commit that seems to have
+    failed."""
 
-    def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
+    def __init__(self, path: str, table: Library, name: str, *, is_local: bool) -> None:
+        self.name, self.mark = name, _mark(table, name)
+        self.directory = Directory(f"{table.location()}/data")
+        self.prefix = run_prefix()
+        self._path, self._table, self._is_local = path, table, is_local
+
+    def note_begun(self) -> None:
+        """Do nothing: the files of a killed run are in no snapshot, and so not in the table."""
+
+    def commit(self, mark: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
         """Add files and set the store's mark, by one transaction of the catalog. Tries again if another commit came
         first. Raises JobError."""
         from pyiceberg.exceptions import CommitFailedException
 
-        assert self._table is not None
         about = {**about, "damaged": len(about["damaged"])}
         summary = {f"duemq.{key}": str(value) for key, value in about.items()}
         paths = [self.directory.below(file.name) for file in files]
@@ -148,46 +140,50 @@ class IcebergTable:
                 with self._table.transaction() as transaction:
                     if paths:
                         transaction.add_files(paths, snapshot_properties=summary)
-                    transaction.set_properties({f"duemq.{name}": json.dumps(after._asdict())})
+                    transaction.set_properties({f"duemq.{self.name}": json.dumps(mark._asdict())})
                 return
             except CommitFailedException as error:
                 # Another commit came first: another store's, or maintenance.
                 self._table.refresh()
-                if self._mark(name) != before or not tries_left:
+                if _mark(self._table, self.name) != self.mark or not tries_left:
                     raise JobError(
-                        f"{self._path}: another run appended {name} meanwhile; this one appended nothing: "
+                        f"{self._path}: another run appended {self.name} meanwhile; this one appended nothing: "
                         f"{reason(error)}"
                     ) from None
             except Exception as error:  # each catalog has its own
-                if self._catalog is None and self._has_mark(name, before):
+                if self._is_local and self._is_unchanged():
                     raise JobError(f"{self._path}: nothing was appended: {reason(error)}; run it again") from error
                 raise JobError(
                     f"{self._path}: the catalog did not say whether the rows are in the table: {reason(error)}; run it "
                     "again, which continues from what the table has"
                 ) from error
 
-    def _has_mark(self, name: str, mark: Mark | None) -> bool:
-        """Return whether the table has this mark for a store; False if it cannot be asked."""
-        assert self._table is not None
+    def _is_unchanged(self) -> bool:
+        """Return whether the table still has the store's mark with which the run began; False if it cannot be asked."""
         try:
             self._table.refresh()
         except Exception:  # each catalog has its own
             return False
-        return self._mark(name) == mark
+        return _mark(self._table, self.name) == self.mark
 
-    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+    def abandon(self, *, is_commit: bool) -> None:
         """After a failed run, remove the files that it wrote, unless they are in the table, or it is unknown whether
         they are. `is_commit`: whether it was the commit that failed. Raises JobError."""
-        # A catalog other than the local one may still complete the commit.
-        if is_commit and (self._catalog is not None or not self._has_mark(name, before)):
+        # A catalog other than a local one may still complete the commit.
+        if is_commit and not (self._is_local and self._is_unchanged()):
             return
         for file in self.directory.names(""):
-            if file.startswith(self._prefix):
+            if file.startswith(self.prefix):
                 self.directory.remove(file)
 
-    def close(self) -> None:
-        """Release the catalog and the table."""
-        self._opened = self._table = None
+
+def _mark(table: Library, name: str) -> Mark | None:
+    """Return a store's mark in a table of the library's, None for a new store."""
+    text = table.properties.get(f"duemq.{name}")
+    if text is None:
+        return None
+    found = json.loads(text)
+    return Mark(found["end"], found["tail"])
 
 
 def _create(catalog: Catalog, identifier: str) -> Library:

@@ -13,15 +13,16 @@ find each row once too.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from duemq.spark_jobs.archive.rows import folder_name
-from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark
+from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, NameOf
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.local_files import local_path, reason
@@ -52,90 +53,95 @@ class ParquetTable:
     in_directories = True
 
     def __init__(self, path: str) -> None:
-        self.directory = Directory(path)
         # Partitions are read from the names of directories. The topic is in the files too, as in an archive.
         self.columns: Sequence[str] = [name for name in COLUMNS.names if name not in ("store", "day")]
-        self._path = path
-        self._run = 0
-        self._lock = -1
-
-    def _note(self, name: str, file: str) -> str:
-        return f"{_NOTES}/{folder_name(name)}/{file}"
+        self._directory = Directory(path)
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
         """Return the marks of the stores that have a committed run; none for a new table. Raises JobError."""
-        last = {os.path.dirname(file): file for file in self.directory.names(_NOTES) if file.endswith(".json")}
-        commits = [_commit(self.directory, file) for file in last.values()]
+        last = {os.path.dirname(file): file for file in self._directory.names(_NOTES) if file.endswith(".json")}
+        commits = [_commit(self._directory, file) for file in last.values()]
         return {commit.store: Mark(commit.end, commit.tail) for commit in commits}
 
-    def begin(self, name: str) -> Mark | None:
-        """Prepare to append a store: take its lock, where the table is local, and remove files of a run that was
-        killed. Return the store's mark in the table, None for a new one. Raises JobError."""
-        names = self.directory.names()  # in one listing: another run may be making the table
-        if names and not any(name.startswith(f"{_NOTES}/") for name in names):
-            raise JobError(f"{self.directory.path}: has files, but is not a table of duemq's; give another directory")
-        self._hold(name)
-        runs = self._runs(name)
-        self._run = (runs[-1] if runs else 0) + 1
-        self._remove_left(name, runs)
-        if not runs:
-            return None
-        last = self._commit(name, runs[-1])
-        return Mark(last.end, last.tail)
+    @contextlib.contextmanager
+    def begin(self, name_of: NameOf) -> Iterator[ParquetRun]:
+        """Prepare to append a store: take its lock, where the table is local, until the context ends, and remove files
+        of a run that was killed. Yield the run. Raises JobError."""
+        name = name_of(self.known)
+        names = self._directory.names()  # in one listing: another run may be making the table
+        if names and not any(file.startswith(f"{_NOTES}/") for file in names):
+            raise JobError(f"{self._directory.path}: has files, but is not a table of duemq's; give another directory")
+        with _held(self._directory, name):
+            runs = _runs(self._directory, name)
+            _remove_left(self._directory, name, runs)
+            last = _commit(self._directory, _note(name, f"{runs[-1]:06}.json")) if runs else None
+            mark = Mark(last.end, last.tail) if last is not None else None
+            yield ParquetRun(self._directory, name, mark, (runs[-1] if runs else 0) + 1)
 
-    def _remove_left(self, name: str, runs: list[int]) -> None:
-        """Remove the files of a run that was killed or failed."""
-        if self.directory.read(self._note(name, "begun")) is None:
-            return
-        committed = {file for run in runs for file in self._commit(name, run).files}
-        mine = f"/{folder_name(name, 'store=')}/"
-        for file in self.directory.names():
-            if mine in file and file not in committed:
-                self.directory.remove(file)
-        self.directory.remove(self._note(name, "begun"))
 
-    def _runs(self, name: str) -> list[int]:
-        found = [os.path.basename(file) for file in self.directory.names(f"{_NOTES}/{folder_name(name)}")]
-        return sorted(int(file[:-5]) for file in found if file.endswith(".json") and file[:-5].isdecimal())
+class ParquetRun:
+    """A run that appends one store to a table of Parquet. `number`: the run's."""
 
-    def _commit(self, name: str, run: int) -> Commit:
-        return _commit(self.directory, self._note(name, f"{run:06}.json"))
+    def __init__(self, directory: Directory, name: str, mark: Mark | None, number: int) -> None:
+        self.directory, self.name, self.mark = directory, name, mark
+        self.prefix = f"{number:06}"
 
-    def _hold(self, name: str) -> None:
-        if not self.directory.is_local:
-            return
-        path = local_path(self.directory.below(self._note(name, "lock")))
+    def note_begun(self) -> None:
+        """Note that the run writes files from now on. Raises JobError."""
+        self.directory.write(_note(self.name, "begun"), b"a run appends, or was killed\n")
+
+    def commit(self, mark: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
+        """Add files and set the store's mark, by writing the run's JSON file. Raises JobError."""
+        commit = Commit(version=VERSION, tail=mark.tail, files=[file.name for file in files], **about)
+        text = msgspec.json.format(msgspec.json.encode(commit), indent=1)
+        self.directory.write(_note(self.name, f"{self.prefix}.json"), text)
+        self.directory.remove(_note(self.name, "begun"))
+
+    def abandon(self, *, is_commit: bool) -> None:
+        """After a failed run, remove the files that it wrote, unless its JSON file was written. Raises JobError."""
+        _remove_left(self.directory, self.name, _runs(self.directory, self.name))
+
+
+def _note(name: str, file: str) -> str:
+    return f"{_NOTES}/{folder_name(name)}/{file}"
+
+
+def _runs(directory: Directory, name: str) -> list[int]:
+    """Return the numbers of a store's committed runs, in order. Raises JobError."""
+    found = [os.path.basename(file) for file in directory.names(f"{_NOTES}/{folder_name(name)}")]
+    return sorted(int(file[:-5]) for file in found if file.endswith(".json") and file[:-5].isdecimal())
+
+
+def _remove_left(directory: Directory, name: str, runs: list[int]) -> None:
+    """Remove the files of a run that was killed or failed. `runs`: the store's committed ones. Raises JobError."""
+    if directory.read(_note(name, "begun")) is None:
+        return
+    committed = {file for run in runs for file in _commit(directory, _note(name, f"{run:06}.json")).files}
+    mine = f"/{folder_name(name, 'store=')}/"
+    for file in directory.names():
+        if mine in file and file not in committed:
+            directory.remove(file)
+    directory.remove(_note(name, "begun"))
+
+
+@contextlib.contextmanager
+def _held(directory: Directory, name: str) -> Iterator[None]:
+    """Hold a store's lock, where the table is local. Raises JobError if another run has it."""
+    if not directory.is_local:
+        yield
+        return
+    path = local_path(directory.below(_note(name, "lock")))
+    with contextlib.ExitStack() as held:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.close()
-            raise JobError(f"{self.directory.path}: another run is appending {name}; wait for it to end") from None
+            raise JobError(f"{directory.path}: another run is appending {name}; wait for it to end") from None
         except OSError as error:
             raise JobError(f"{path}: {reason(error)}") from None
-
-    def prefix(self, name: str) -> str:
-        """Return the prefix of the names of this run's files, and note that the run has begun. Raises JobError."""
-        self.directory.write(self._note(name, "begun"), b"a run appends, or was killed\n")
-        return f"{self._run:06}"
-
-    def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
-        """Add files and set the store's mark, by writing the run's JSON file. Raises JobError."""
-        commit = Commit(version=VERSION, tail=after.tail, files=[file.name for file in files], **about)
-        text = msgspec.json.format(msgspec.json.encode(commit), indent=1)
-        self.directory.write(self._note(name, f"{self._run:06}.json"), text)
-        self.directory.remove(self._note(name, "begun"))
-
-    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
-        """After a failed run, remove the files that it wrote, unless its JSON file was written. Raises JobError."""
-        self._remove_left(name, self._runs(name))
-
-    def close(self) -> None:
-        """Release the lock that `begin` took."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        yield
 
 
 def committed_files(path: str) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -50,35 +51,47 @@ class DataFile(NamedTuple):
     times: tuple[int, int] | None
 
 
-class Table(Protocol):
-    """A table of one of the formats. Its methods raise JobError."""
+MarksOf = Callable[[Collection[str]], dict[str, Mark]]
+"""Returns the marks of the stores in a table; none for a new table. A table that keeps no list of its stores must find
+those among the given names. Raises JobError."""
+NameOf = Callable[[MarksOf], str]
+"""Returns the name in a table of the store to append; may look at the stores that the table has."""
 
+
+class TableRun(Protocol):
+    """A run that appends one store to a table. Its methods raise JobError."""
+
+    name: str
+    """The store's name in the table."""
+    mark: Mark | None
+    """The store's mark in the table when the run began, None for a new store."""
     directory: Directory
     """Where tasks write files."""
+    prefix: str
+    """The prefix of the names of this run's files."""
+
+    def note_begun(self) -> None:
+        """Note in the table that the run writes files from now on, if the next run could not remove the files of a
+        killed one without such a note."""
+
+    def commit(self, mark: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
+        """Add files and set the store's mark, atomically."""
+
+    def abandon(self, *, is_commit: bool) -> None:
+        """After a failed run, remove the files that it wrote, unless they are in the table, or it is unknown whether
+        they are. `is_commit`: whether it was the commit that failed."""
+
+
+class Table(Protocol):
+    """A table of one of the formats."""
+
     in_directories: bool
     """Whether files lie in directories by partition."""
     columns: Sequence[str]
     """The columns within the files; the values of the others are given with each file."""
 
-    def known(self, names: Collection[str]) -> dict[str, Mark]:
-        """Return the marks of the stores in the table; none for a new one. A table that keeps no list of its stores
-        must find those among `names`."""
-
-    def begin(self, name: str) -> Mark | None:
-        """Prepare to append a store; return its mark in the table, None for a new one."""
-
-    def prefix(self, name: str) -> str:
-        """Return the prefix of the names of this run's files."""
-
-    def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
-        """Add files and set the store's mark, atomically."""
-
-    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
-        """After a failed run, remove the files that it wrote, unless they are in the table, or it is unknown whether
-        they are. `is_commit`: whether it was the commit that failed."""
-
-    def close(self) -> None:
-        """Release what `begin` acquired."""
+    def begin(self, name_of: NameOf) -> AbstractContextManager[TableRun]:
+        """Prepare to append a store; give a run, which holds what it needs until the context ends. Raises JobError."""
 
 
 def run_prefix() -> str:

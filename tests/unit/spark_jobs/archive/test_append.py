@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shutil
@@ -24,7 +26,7 @@ from hypothesis import strategies as st
 from duemq.spark_jobs.archive.append import FORMATS, AppendResult, append, open_table
 from duemq.spark_jobs.archive.delta_table import _options
 from duemq.spark_jobs.archive.parquet_table import ParquetTable, committed_files
-from duemq.spark_jobs.archive.table import COLUMNS, Mark
+from duemq.spark_jobs.archive.table import COLUMNS, Mark, NameOf, Table, TableRun
 from duemq.spark_jobs.compact.compact import compact
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
@@ -295,6 +297,19 @@ def test_a_commit_that_cannot_be_read_is_an_error_for_its_readers(
             read(str(tmp_path / "table"))
 
 
+def commit_by(table: Table, commit: Callable[..., None]) -> None:
+    """Make the runs of a table commit by a function, which is given the run's own `commit` and its arguments."""
+    begin = table.begin
+
+    @contextlib.contextmanager
+    def begin_it(name_of: NameOf) -> Iterator[TableRun]:
+        with begin(name_of) as run:
+            run.commit = functools.partial(commit, run.commit)  # type: ignore[method-assign]
+            yield run
+
+    table.begin = begin_it  # type: ignore[method-assign]
+
+
 def append_and_die(store: str, target: str, form: str, at: str) -> None:
     """Append, and be killed at that point."""
     table, write, left = open_table(target, form), Directory.write_table, [2]
@@ -306,12 +321,16 @@ def append_and_die(store: str, target: str, form: str, at: str) -> None:
         left[0] -= 1
         return write(*args, **options) if left[0] else die()
 
+    def commit_and_die(commit: Callable[..., None], *args: Any) -> None:
+        commit(*args)
+        die()
+
     if at == "file 2":
         Directory.write_table = some  # type: ignore[method-assign]
     elif at == "commit":
-        table.commit = die  # type: ignore[method-assign]
+        commit_by(table, die)
     else:
-        table.close = die  # type: ignore[method-assign]
+        commit_by(table, commit_and_die)
     append(store, table, name="a", workers=1)
 
 
@@ -352,13 +371,11 @@ def test_two_runs_at_once(world: World, tmp_path: Path, form: str) -> None:
                 world.append(target, form)
         other.append(target, form)
 
-    commit = late.commit
-
-    def commit_late(*args: Any) -> None:
+    def commit_late(commit: Callable[..., None], *args: Any) -> None:
         meanwhile()
         commit(*args)
 
-    late.commit = commit_late  # type: ignore[method-assign, assignment]
+    commit_by(late, commit_late)
     if form == "parquet":
         append(str(world.root), late, name="a", workers=1)
     else:
@@ -389,14 +406,13 @@ def test_an_iceberg_commit_that_another_stores_overtakes(world: World, tmp_path:
     other.append(target, "iceberg")
     world.grow(20)
     late = open_table(str(target), "iceberg")
-    commit = late.commit
 
-    def commit_late(*args: Any) -> None:
+    def commit_late(commit: Callable[..., None], *args: Any) -> None:
         other.grow(10)
         other.append(target, "iceberg")
         commit(*args)
 
-    late.commit = commit_late  # type: ignore[method-assign, assignment]
+    commit_by(late, commit_late)
     append(str(world.root), late, name="a", workers=1)
     check(target, "iceberg", world, other)
 
