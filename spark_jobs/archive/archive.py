@@ -88,7 +88,8 @@ class ArchiveManifest(msgspec.Struct):
 class ArchiveResult:
     """The result of archiving. Sizes in bytes: `size` of the records, `disk_before` of all files of a store on this
     machine, `disk_after` of the archive. `damaged`: number of damaged stretches, which are kept as they are; `missing`:
-    number of stretches for which there is no file, or only a file that was cut."""
+    number of stretches for which there is no file, or only a file that was cut; `left_out`: names in the store of the
+    FIFOs, sockets and devices, which are not in the archive."""
 
     records: int = 0
     size: int = 0
@@ -98,6 +99,7 @@ class ArchiveResult:
     disk_before: int | None = None
     disk_after: int = 0
     why_not_restorable: str | None = None
+    left_out: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -161,6 +163,8 @@ def _archive(
     report: BytesDone,
     is_at_rest: bool,
 ) -> ArchiveResult:
+    # First, since a link may be refused.
+    members = state.members(store.local_path, _state_of(store)) if is_at_rest else None
     ranges = plan(store, range_size)
     total = sum(part.end - part.start for part in ranges)
     new.need(total // 10)
@@ -183,9 +187,11 @@ def _archive(
     result.files = sum(len(part.files) for part in parts)
     result.damaged, result.missing = _write_damaged(directory, parts), len(store.gaps())
     queue_files: list[list[str]] = []
-    if is_at_rest:
+    if members is not None:
         queue_files = _archive_queues(store, directory, tasks)
-        _archive_state(store, directory)
+        with directory.stream("state.tar.zst", "zstd") as stream:
+            state.write(stream, store.local_path, members.names)
+        result.left_out = members.left_out
     manifest = ArchiveManifest(
         VERSION,
         os.path.abspath(store.path) if store.is_local else store.path,
@@ -245,11 +251,9 @@ def _archive_queues(store: StoreFiles, directory: Directory, tasks: Runner) -> l
     return [[file.path for file in group] for group in groups]
 
 
-def _archive_state(store: StoreFiles, directory: Directory) -> None:
-    """Archive all other files."""
-    root = store.local_path
-    with directory.stream("state.tar.zst", "zstd") as stream:
-        state.write(stream, root, (name for name in store.names("") if name not in _NOT_STATE))
+def _state_of(store: StoreFiles) -> list[str]:
+    """Return the names of the files and directories of a store that are archived as they are."""
+    return [name for name in store.names("") if name not in _NOT_STATE]
 
 
 def read_manifest(archive_path: str) -> ArchiveManifest:

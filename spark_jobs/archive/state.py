@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
+import stat
 import tarfile
 from collections.abc import Iterable, Iterator
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
+
+from duemq.spark_jobs.errors import JobError
 
 Extent = tuple[int, int]
 """Offset and size, in bytes."""
@@ -25,64 +29,145 @@ _HAS_FILTERS: Final = hasattr(tarfile, "data_filter")
 """Whether this Python has tarfile's filters: Python 3.11 has them from 3.11.4 on, so that of Debian 12 lacks them."""
 
 
+class Members(NamedTuple):
+    """What of some files and directories goes into a tar. `names`: of the members, each directory before what is in
+    it; `left_out`: names of FIFOs, sockets and devices, which have no contents to restore."""
+
+    names: list[str]
+    left_out: list[str]
+
+
+def members(root: str, names: Iterable[str]) -> Members:
+    """Return what of files and directories of a root goes into a tar. Raises OSError, and JobError for a link that
+    `read` would refuse."""
+    found = Members([], [])
+    for name in names:
+        _find(found, root, name)
+    return found
+
+
+def _find(found: Members, root: str, name: str) -> None:
+    path = os.path.join(root, name)
+    mode = os.lstat(path).st_mode
+    if stat.S_ISLNK(mode) and not _stays_inside(name, os.readlink(path)):
+        raise JobError(
+            f"{path}: is a link to {os.readlink(path)}: only a relative link to a place within the store can be "
+            "restored; put what it leads to in its place, or remove it"
+        )
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        found.left_out.append(name)
+        return
+    found.names.append(name)
+    for child in sorted(os.listdir(path)) if stat.S_ISDIR(mode) else ():
+        _find(found, root, os.path.join(name, child))
+
+
 def write(stream: IO[bytes], root: str, names: Iterable[str]) -> None:
-    """Write files and directories of a root as a tar. Raises OSError."""
+    """Write files, directories and links of a root as a tar. `names`: those of `members`. Raises OSError."""
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
             _add(tar, root, name)
 
 
 def read(stream: IO[bytes], root: str) -> None:
-    """Extract a tar below a root. Raises OSError, and TarError also for a member that would lie outside the root."""
+    """Extract a tar below a root. Raises OSError, and TarError also for a member that would lie or lead outside the
+    root."""
     try:
+        os.makedirs(root, exist_ok=True)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
+            # Each member is checked once those before it are extracted.
             if _HAS_FILTERS:
-                tar.extractall(root, filter="data")
+                tar.extractall(root, _checked(tar, root), filter="data")
             else:
-                for info in tar:
-                    tar.extract(_as_data(info, root), root)
+                tar.extractall(root, map(_as_data, _checked(tar, root), itertools.repeat(root)))
     except (ValueError, KeyError, OverflowError) as error:  # tarfile lets these through for some damaged members
         raise tarfile.TarError(f"a member of the tar is damaged: {error}") from error
 
 
+def _checked(tar: tarfile.TarFile, root: str) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a tar of `write`. Raises TarError for one that would lie outside the root, passes over a
+    link, or leads outside, and for a device or a FIFO.
+
+    No path is resolved: `os.path.realpath` stops without saying so where a path is longer than the system allows. It
+    need not be, since no name passes over a link, and a link goes up only at its beginning, from a real directory."""
+    for info in tar:
+        if not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
+            raise tarfile.TarError(f"{info.name}: is a device or a FIFO")
+        _refuse_links(info, info.name, root)
+        if info.issym():
+            info.linkname = os.path.normpath(info.linkname)  # as the filter `data` of later Pythons does
+            if not _stays_inside(info.name, info.linkname):
+                raise tarfile.TarError(f"{info.name}: would be a link to {info.linkname}, which is outside")
+        if info.islnk():
+            # A hard link to a symbolic link would be that link in another directory, and lead elsewhere.
+            _refuse_links(info, info.linkname, root)
+            if not os.path.isfile(os.path.join(root, info.linkname)):
+                raise tarfile.TarError(f"{info.name}: would be a link to {info.linkname}, which is not there")
+        yield info
+
+
+def _refuse_links(info: tarfile.TarInfo, name: str, root: str) -> None:
+    """Check that a name of a member is one below the root, and passes over no link. Raises TarError."""
+    parts = name.split("/")
+    if os.path.isabs(name) or ".." in parts:
+        raise tarfile.TarError(f"{info.name}: would lie outside the directory")
+    for count in range(1, len(parts) + 1):
+        try:
+            mode = os.lstat(os.path.join(root, *parts[:count])).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise tarfile.TarError(f"{info.name[:80]}: {error.strerror}") from error
+        if stat.S_ISLNK(mode):
+            raise tarfile.TarError(f"{info.name}: would lie behind the link {'/'.join(parts[:count])}")
+
+
+def _stays_inside(name: str, target: str) -> bool:
+    """Return whether a symbolic link leads to a place inside the root, whatever other such links there are: it is
+    relative, goes up only at its beginning, and no further than the root."""
+    if os.path.isabs(target):
+        return False
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    up = len(list(itertools.takewhile(lambda part: part == "..", parts)))
+    return ".." not in parts[up:] and up <= len([part for part in name.split("/") if part not in ("", ".")]) - 1
+
+
 def _as_data(info: tarfile.TarInfo, root: str) -> tarfile.TarInfo:
-    """Check a member as the filter `data` of later Pythons does, and take from it its owner and the permissions that
-    filter removes. Raises TarError for a member or link outside the root, and for a device or a FIFO."""
-    below = os.path.join(os.path.realpath(root), "")
-    if os.path.isabs(info.name) or os.path.isabs(info.linkname):
-        raise tarfile.TarError(f"{info.name}: is absolute, or points to an absolute path")
-    if not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
-        raise tarfile.TarError(f"{info.name}: is a device or a FIFO")
-    paths = [info.name]
-    if info.issym():
-        paths.append(os.path.join(os.path.dirname(info.name), info.linkname))
-    elif info.islnk():
-        paths.append(info.linkname)
-    for path in paths:
-        if not os.path.join(os.path.realpath(os.path.join(root, path)), "").startswith(below):
-            raise tarfile.TarError(f"{info.name}: would lie or point outside the directory")
+    """Take from a member its owner and the permissions that the filter `data` of later Pythons removes."""
     info.uid, info.gid, info.uname, info.gname = os.getuid(), os.getgid(), "", ""
-    info.mode = info.mode & 0o755 | (0o700 if info.isdir() else 0o600)
+    if info.isdir():
+        info.mode = os.stat(root).st_mode & 0o777  # of a new directory
+        return info
+    executable = 0o111 if info.mode & 0o100 else 0
+    info.mode = info.mode & (0o644 | executable) | 0o600
     return info
 
 
 def _add(tar: tarfile.TarFile, root: str, name: str) -> None:
     path = os.path.join(root, name)
     info = tar.gettarinfo(path, name)
-    if info is None:  # a socket
-        return
+    if info is None:  # a socket, although it is one of the members
+        raise OSError(errno.EINVAL, "is not a regular file", path)
     if not info.isreg():
         tar.addfile(info)
-        for child in sorted(os.listdir(path)) if info.isdir() else ():
-            _add(tar, root, os.path.join(name, child))
         return
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_open_file) as file:
         parts = _data_of(file, info.size)
         if parts == [(0, info.size)] or not info.size:
             file.seek(0)
             tar.addfile(info, file)
         else:
             _add_sparse(tar, info, file, parts)
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a file without waiting, as for the writer of a FIFO that is there meanwhile. Raises OSError if it is not a
+    regular file."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return fd
 
 
 def _data_of(file: IO[bytes], size: int) -> list[Extent]:

@@ -128,6 +128,8 @@ def print_archived(result: ArchiveResult) -> None:
         click.echo(f"{result.damaged:,} damaged stretches are kept as they are")
     if result.missing:
         click.echo(f"{result.missing:,} stretches of the commitlog no longer have a file, and are not in the archive")
+    for name in result.left_out:
+        click.echo(f"{printable(name)} is a FIFO, a socket or a device, and is not in the archive")
     if result.why_not_restorable is not None:
         click.echo(f"{result.why_not_restorable}: the archive can be read, but not restored")
 

@@ -84,7 +84,8 @@ class NewDirectory:
             files, directories = [], []
             for root, _, names in os.walk(self.path):
                 directories.append(root)
-                files += [os.path.join(root, name) for name in names]
+                # A link has nothing to sync besides its directory, and may lead nowhere.
+                files += [path for name in names if not os.path.islink(path := os.path.join(root, name))]
             with ThreadPoolExecutor(_SYNC_THREADS) as threads:
                 list(threads.map(sync, files))
             for directory in directories:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from duemq.protocol.records.record import MAGIC_V2
 from duemq.spark_jobs.archive.archive import ArchiveResult, RestoreResult, archive, read_manifest, restore
+from duemq.spark_jobs.cli.output import print_archived
 from duemq.spark_jobs.errors import JobError
 from tests.soak import examples
 from tests.unit.spark_jobs.compact.test_compact import busy, query, tree
@@ -312,3 +313,25 @@ def test_an_archive_does_not_need_the_store(tmp_path: Path) -> None:
     (tmp_path / "archive").rename(tmp_path / "elsewhere")
     restore(str(tmp_path / "elsewhere"), str(tmp_path / "old"), workers=1, with_index=False)
     assert tree(tmp_path / "old") == before
+
+
+def test_a_store_is_archived_without_what_has_no_contents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A FIFO is named and left out, and its archive is restored; a link that could not be restored is refused before
+    anything is written."""
+    odd(tmp_path / "old").close()
+    (tmp_path / "old/config/link").symlink_to("delayOffset.json")
+    (tmp_path / "old/config/nowhere").symlink_to("../missing")
+    before = tree(tmp_path / "old", but="index")
+    os.mkfifo(tmp_path / "old/config/fi\nfo")
+    archived, _ = there_and_back(tmp_path / "old", tmp_path)
+    assert archived.left_out == ["config/fi\nfo"]
+    assert tree(tmp_path / "back", but="index") == before
+    assert os.readlink(tmp_path / "back/config/nowhere") == "../missing"
+    print_archived(archived)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        r"config/fi\nfo is a FIFO, a socket or a device, and is not in the archive"
+    ]
+    (tmp_path / "old/config/outside").symlink_to(tmp_path)
+    with pytest.raises(JobError, match=rf"old/config/outside: is a link to {tmp_path}: only a relative link"):
+        archive(str(tmp_path / "old"), str(tmp_path / "again"), workers=1)
+    assert not list(tmp_path.glob("again*"))
