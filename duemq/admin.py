@@ -73,7 +73,7 @@ class Admin(Changing):
             nameserver,
             codec=codec,
             heartbeat=_heartbeat,
-            intervals=with_timeouts(_intervals, connect_timeout, timeout),
+            intervals=with_timeouts(_intervals, checks.check_timeout(connect_timeout, "connect_timeout"), timeout),
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
         )

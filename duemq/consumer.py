@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
@@ -44,7 +46,6 @@ From = Literal["first", "last"] | Time
 
 Position = Literal["first", "last"]
 
-MAX_CONCURRENCY: Final = 1000
 HANDLER_TIMEOUT: Final = 900.0
 """RocketMQ's default of consumeTimeout, in seconds."""
 
@@ -147,10 +148,10 @@ class Consumer:
             max_ahead=max_ahead, max_cached_messages=max_cached_messages, max_cached_bytes=max_cached_bytes
         )
         checks.check_retries(max_reconsume_times)
-        if not close_timeout >= 0:
-            raise ArgumentError(f"close_timeout={close_timeout}: give seconds, 0 or more")
-        if handler_timeout is not None and not handler_timeout > 0:
-            raise ArgumentError(f"handler_timeout={handler_timeout}: give seconds, more than 0, or None")
+        checks.check_not_negative(close_timeout, "close_timeout", "seconds, 0 or more")
+        if handler_timeout is not None:
+            checks.check_timeout(handler_timeout, "handler_timeout", "seconds, more than 0, or None")
+        checks.check_flag(ordered, "ordered")
         _check_listeners(on_assigned=on_assigned, on_revoked=on_revoked)
         self.group = group
         self._close_timeout = close_timeout
@@ -426,11 +427,12 @@ def _check_options(
     else:
         checks.check_retried_group(group)
     if on_message is not None and not _may_be_async(on_message):
-        raise ArgumentError(f"the handler {on_message!r} is not an async function: write `async def`")
+        raise ArgumentError(f"on_message={on_message!r} is not an async function: write `async def`")
     if model not in get_args(Model):
         raise ArgumentError(f"model={model!r}: give one of {', '.join(get_args(Model))}")
-    if not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
-        raise ArgumentError(f"concurrency={concurrency}: give 1 to {MAX_CONCURRENCY}")
+    checks.check_concurrency(concurrency)
+    if offset_file is not None and not isinstance(offset_file, str | os.PathLike):
+        raise ArgumentError(f"offset_file={offset_file!r}: give a path, or None")
     if offset_file is not None and model != "broadcasting":
         raise ArgumentError("offset_file is for broadcasting consumers: the broker stores the offsets of others")
 
@@ -448,6 +450,9 @@ def _may_be_async(handler: Handler | Listener) -> bool:
 def _read_start(from_: From) -> Start:
     if from_ in (FIRST, LAST):
         return FIRST if from_ == FIRST else LAST
-    if isinstance(from_, str):
-        raise ArgumentError(f"from_={from_!r}; write 'first', 'last' or give a time")
+    if isinstance(from_, bool) or not isinstance(from_, int | float | datetime):
+        raise ArgumentError(
+            f"from_={from_!r}; write 'first', 'last' or give a time: seconds since the epoch, or a datetime with a "
+            "time zone"
+        )
     return begin_ms(from_)

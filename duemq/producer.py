@@ -136,16 +136,17 @@ class Producer(Changing):
         _clock: Clock = now_ms,
     ) -> None:
         checks.check_group(group)
-        if max_in_flight < 1 or max_in_flight_bytes < 1:
-            raise ArgumentError(
-                f"max_in_flight={max_in_flight!r}, max_in_flight_bytes={max_in_flight_bytes!r}: give 1 or more"
-            )
+        checks.check_limits(
+            max_in_flight=max_in_flight, max_in_flight_bytes=max_in_flight_bytes, max_body_bytes=max_body_bytes
+        )
+        if compress_from_bytes is not None:
+            checks.check_not_negative(compress_from_bytes, "compress_from_bytes", "bytes, 0 or more, or None")
         self.group = group
         self._timeout = checks.check_timeout(timeout)
         self._compress_from_bytes = compress_from_bytes
         self._max_body_bytes = max_body_bytes
         self._max_in_flight = max_in_flight
-        intervals = with_timeouts(_intervals, checks.check_timeout(connect_timeout))
+        intervals = with_timeouts(_intervals, checks.check_timeout(connect_timeout, "connect_timeout"))
         self._client = Client(
             nameserver,
             codec=codec,

@@ -48,6 +48,7 @@ from duemq._net import timeouts
 from duemq._net.connection import Codec
 from duemq._net.tls import Tls
 from duemq._producing.changing import Changing
+from duemq._values import checks
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, Span, Time, now_ms
 from duemq.errors import ArgumentError, ClosedError
@@ -624,8 +625,9 @@ class Consumer(_Facade[_consumer.Consumer]):
         self._threads: ThreadedHandler[ReceivedMessage] | None = None
         if on_message is not None:
             if not callable(on_message):
-                raise ArgumentError(f"the handler {on_message!r} is no function")
-            self._threads = ThreadedHandler(group, on_message, ReceivedMessage, max(1, concurrency))
+                raise ArgumentError(f"on_message={on_message!r} is no function")
+            checks.check_concurrency(concurrency)
+            self._threads = ThreadedHandler(group, on_message, ReceivedMessage, concurrency)
         self._inner = _consumer.Consumer(
             group,
             self._threads,

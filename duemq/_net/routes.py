@@ -173,6 +173,8 @@ class NameServers:
 
 def parse_nameservers(text: str) -> list[str]:
     """Return the addresses in "a:9876;b:9876". Raises ArgumentError."""
+    if not isinstance(text, str):
+        raise ArgumentError(f"nameserver={text!r}: give host:port, as a str; several are joined by semicolons")
     addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
     if not addresses:
         raise ArgumentError("nameserver= has no address: give host:port")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeGuard
 
 from duemq.errors import ArgumentError
 from duemq.protocol.records import properties as property_text
@@ -20,6 +20,8 @@ MAX_RETRIED_GROUP_LENGTH: Final = MAX_TOPIC_LENGTH - len(RETRY_PREFIX)
 """Maximum length of the name of a consumer group that has a retry topic."""
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """Maximum size of a body, in bytes: RocketMQ's default of maxMessageSize, at producers and at brokers."""
+MAX_CONCURRENCY: Final = 1000
+"""Maximum number of messages that a consumer handles at a time."""
 MAX_RETRIES: Final = 2**31 - 1
 """Maximum number of retries of a message: RocketMQ's header has 32 bits for the number."""
 
@@ -55,11 +57,30 @@ def check_topic_to_send(topic: str) -> None:
         raise ArgumentError(f"the topic {topic} belongs to the broker itself; clients cannot send to it")
 
 
-def check_timeout(timeout: float) -> float:
-    """Return a time-out, in seconds. Raises ArgumentError if it is not a number above 0."""
+def check_timeout(timeout: float, name: str = "timeout", allowed: str = "seconds, more than 0") -> float:
+    """Return a time-out, in seconds. Raises ArgumentError if it is not a number above 0. `name`, `allowed`: the name of
+    the argument and what it may be, for the error."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise ArgumentError(f"timeout={timeout!r}: give seconds, more than 0")
+        raise ArgumentError(f"{name}={timeout!r}: give {allowed}")
     return timeout
+
+
+def check_not_negative(value: float, name: str, allowed: str) -> None:
+    """Check a number of seconds or bytes. Raises ArgumentError if it is not a number, or is below 0. `name`, `allowed`:
+    as for `check_timeout`."""
+    if not is_number(value) or not value >= 0:
+        raise ArgumentError(f"{name}={value!r}: give {allowed}")
+
+
+def check_flag(flag: bool, name: str) -> None:
+    """Check an argument that is on or off, given by its name. Raises ArgumentError if it is not a bool."""
+    if not isinstance(flag, bool):
+        raise ArgumentError(f"{name}={flag!r}: give True or False")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is an int or a float, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_group(group: str) -> None:
@@ -88,10 +109,17 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
 
 def check_limits(**limits: float) -> None:
     """Check limits of numbers or bytes, given by the names of their arguments. Raises ArgumentError for one below 1,
-    with which a consumer would never read."""
+    with which a client would never send or read."""
     for name, limit in limits.items():
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
+        if not is_number(limit) or not limit >= 1:
             raise ArgumentError(f"{name}={limit!r}: give 1 or more")
+
+
+def check_concurrency(concurrency: int) -> None:
+    """Check how many messages a consumer handles at a time. Raises ArgumentError if the number is not a whole one from
+    1 to MAX_CONCURRENCY."""
+    if not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise ArgumentError(f"concurrency={concurrency!r}: give 1 to {MAX_CONCURRENCY}")
 
 
 def check_retries(times: int) -> None:
@@ -102,7 +130,9 @@ def check_retries(times: int) -> None:
 
 
 def _check_name(kind: str, name: str, max_length: int) -> None:
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str):
+        raise ArgumentError(f"{kind}={name!r}: give a name, as a str")
+    if not name:
         raise ArgumentError(f"a {kind} needs a name")
     if len(name) > max_length:
         raise ArgumentError(f"the name of a {kind} has {len(name)} characters; the limit is {max_length}")

@@ -62,7 +62,7 @@ class Hooks(Generic[T]):
 
 def check_interceptors(interceptors: Iterable[object], base: type) -> tuple[object, ...]:
     """Return the interceptors as a tuple. Raises ArgumentError for objects that are not instances of `base`."""
-    if isinstance(interceptors, base):
+    if isinstance(interceptors, base) or not isinstance(interceptors, Iterable):
         raise ArgumentError(f"interceptors={interceptors!r}: give a list of interceptors")
     given = tuple(interceptors)
     for each in given:

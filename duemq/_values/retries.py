@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from duemq._values.checks import is_number
 from duemq.errors import ArgumentError
 
 
@@ -31,12 +32,13 @@ class Retries:
     def __post_init__(self) -> None:
         if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
             raise ArgumentError(f"retries={self.times!r}: give a number, 0 or more")
-        if not 0 < self.first_pause <= self.longest_pause:
+        first, longest = self.first_pause, self.longest_pause
+        if not (is_number(first) and is_number(longest) and 0 < first <= longest):
             raise ArgumentError(
-                f"first_pause={self.first_pause!r}, longest_pause={self.longest_pause!r}: give seconds, more than 0, "
-                "and first_pause not above longest_pause"
+                f"first_pause={first!r}, longest_pause={longest!r}: give seconds, more than 0, and first_pause not "
+                "above longest_pause"
             )
-        if not 0 <= self.jitter <= 1:
+        if not is_number(self.jitter) or not 0 <= self.jitter <= 1:
             raise ArgumentError(f"jitter={self.jitter!r}: give a number from 0 to 1")
 
     def pause(self, failures: int) -> float:

@@ -1,0 +1,93 @@
+"""Invalid arguments of the clients' constructors, also of a wrong type, are refused at once and by name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+import duemq
+from duemq import ArgumentError, sync
+from duemq.auth import AuthAdmin
+
+CLIENTS: dict[str, Any] = {
+    "Producer": duemq.Producer,
+    "Consumer": duemq.Consumer,
+    "Admin": duemq.Admin,
+    "AuthAdmin": AuthAdmin,
+    "sync.Producer": sync.Producer,
+    "sync.Consumer": sync.Consumer,
+    "sync.Admin": sync.Admin,
+    "Retries": duemq.Retries,
+}
+ALSO: dict[str, dict[str, object]] = {
+    "access_key": {"secret_key": "s"},
+    "secret_key": {"access_key": "a"},
+    "offset_file": {"model": "broadcasting"},
+    "concurrency": {"on_message": lambda message: None},
+}
+"""Arguments with which those of other names have a meaning."""
+
+
+def names_of(client: str) -> list[str]:
+    return [name for name in inspect.signature(CLIENTS[client]).parameters if not name.startswith("_")]
+
+
+def make(client: str, **arguments: object) -> object:
+    needed = {"group": "g"} if "Consumer" in client else {}
+    return CLIENTS[client](**{**needed, **arguments})
+
+
+@pytest.mark.parametrize(("client", "name"), [(client, name) for client in CLIENTS for name in names_of(client)])
+def test_any_object_is_refused_by_the_name_of_its_argument(client: str, name: str) -> None:
+    also = ALSO.get(name, {})
+    with pytest.raises(ArgumentError) as caught:
+        make(client, **also, **{name: object()})
+    named = "retries" if (client, name) == ("Retries", "times") else name
+    assert re.search(rf"\b{named}=.* object", str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize(
+    ("client", "name", "value", "told"),
+    [
+        ("Producer", "nameserver", 5, "nameserver=5: give host:port, as a str"),
+        ("Producer", "nameserver", None, "nameserver=None: give host:port"),
+        ("Producer", "group", b"g", "group=b'g': give a name, as a str"),
+        ("Producer", "connect_timeout", "3", "connect_timeout='3': give seconds, more than 0"),
+        ("Producer", "max_in_flight", 0, "max_in_flight=0: give 1 or more"),
+        ("Producer", "max_in_flight_bytes", "1", "max_in_flight_bytes='1': give 1 or more"),
+        ("Producer", "max_body_bytes", None, "max_body_bytes=None: give 1 or more"),
+        ("Producer", "compress_from_bytes", "4k", "compress_from_bytes='4k': give bytes, 0 or more, or None"),
+        ("Producer", "interceptors", 5, "interceptors=5: give a list of interceptors"),
+        ("Admin", "connect_timeout", 0, "connect_timeout=0: give seconds, more than 0"),
+        ("Consumer", "close_timeout", "x", "close_timeout='x': give seconds, 0 or more"),
+        ("Consumer", "close_timeout", float("nan"), "close_timeout=nan: give seconds, 0 or more"),
+        ("Consumer", "handler_timeout", "x", "handler_timeout='x': give seconds, more than 0, or None"),
+        ("Consumer", "from_", None, "from_=None; write 'first', 'last' or give a time"),
+        ("Consumer", "from_", datetime(2030, 1, 1), "2030-01-01 00:00:00 has no time zone"),
+        ("Consumer", "ordered", "no", "ordered='no': give True or False"),
+        ("sync.Consumer", "concurrency", "20", "concurrency='20': give 1 to 1000"),
+        ("Retries", "jitter", "x", "jitter='x': give a number from 0 to 1"),
+    ],
+)
+def test_the_error_says_what_was_given_and_what_is_allowed(client: str, name: str, value: object, told: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        make(client, **ALSO.get(name, {}), **{name: value})
+    assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize("client", ["Producer", "Consumer", "Admin", "AuthAdmin", "sync.Producer"])
+def test_no_error_shows_a_key(client: str) -> None:
+    for name, key in (("access_key", b"canary-secret-key"), ("secret_key", b"canary-secret-key")):
+        with pytest.raises(ArgumentError) as caught:
+            make(client, **{"access_key": "a", "secret_key": "s", name: key})
+        assert str(caught.value) == f"{name}= is a bytes: give a str, or None"
+
+
+def test_the_least_values_are_accepted() -> None:
+    make("Producer", max_in_flight=1, max_in_flight_bytes=1, max_body_bytes=1, compress_from_bytes=0, interceptors=())
+    make("Consumer", close_timeout=0, handler_timeout=None, concurrency=1, from_=0)
+    make("Consumer", model="broadcasting", offset_file=None, access_key="", secret_key=None)
