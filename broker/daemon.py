@@ -25,7 +25,8 @@ from duemq.broker.assembly.core import Core
 from duemq.broker.assembly.names import make_registrar
 from duemq.broker.assembly.net import assemble_net
 from duemq.broker.assembly.produce import assemble_produce
-from duemq.broker.assembly.storage import Works, assemble_storage, expect_queues, inspect_store
+from duemq.broker.assembly.steps import make_steps
+from duemq.broker.assembly.storage import assemble_storage, expect_queues, inspect_store, make_works
 from duemq.broker.assembly.tables import read_tables
 from duemq.broker.assembly.waiting import assemble_waiting
 from duemq.broker.errors import ConfigError
@@ -61,8 +62,6 @@ BACKLOG: Final = 4096
 _OTHER_DESCRIPTORS: Final = 64
 """Maximum number of descriptors that are open besides connections and files of the store."""
 STOP_SECONDS: Final = 5.0
-MAX_WAIT_SECONDS: Final = 10.0
-"""The wall clock may be set, so it is read at least this often while a message waits."""
 
 
 class Broker:
@@ -139,7 +138,7 @@ class Broker:
             self._close_auth()
             self.store.abandon()
             raise
-        self._turns.start()
+        self._turns.start(make_steps(self._core, self._storage, self._works, self._want))
         self.housekeeping.start()
         if self._registrar is not None:
             self._registrar.start()
@@ -159,11 +158,7 @@ class Broker:
         """Make the store, which is not open yet, and what runs work in this process."""
         turns = self._turns
         reads = ColdReads(self._files, self._workers, turns.share)
-        self._works = Works(
-            durability=turns.work("durability", self._step_durability, reads.step),
-            levels=turns.work("levels", self._step_levels, reads.step),
-            timers=turns.work("timers", self._step_timers, reads.step),
-        )
+        self._works = make_works(turns)
         self.store = MessageStore(
             store_config(self.config),
             self._files,
@@ -251,7 +246,7 @@ class Broker:
                 guard=guard,
                 register_now=self._register_now,
                 levels_noted=self._levels_noted,
-                clock_moved=self._clock_moved,
+                clock_moved=self._works.clock_moved,
             ),
         )
         for each in handlers:
@@ -269,28 +264,9 @@ class Broker:
 
     # --- turns
 
-    def _step_durability(self, now: Moment, budget: Budget) -> float | None:
-        return self._storage.durability.step(now, budget, self._real_clock.now_ms())
-
-    def _step_levels(self, now: Moment, budget: Budget) -> float | None:
-        before = self.store.log.end
-        try:
-            return _wait(self._storage.levels.step(now, budget), now)
-        finally:
-            if self.config.sync_flush and self.store.log.end > before:
-                self._want(self.store.log.end)  # a delivery counts only once it is on the disk
-
-    def _step_timers(self, now: Moment, budget: Budget) -> float | None:
-        return _wait(self._storage.timers.step(now, budget), now)
-
     def _want(self, position: int) -> None:
         self._storage.durability.want(position)
         self._works.durability.wake()
-
-    def _clock_moved(self) -> None:
-        """Wake the work that waits by the messages' clock, which was moved: its timers run by another clock."""
-        self._works.levels.wake()
-        self._works.timers.wake()
 
     # --- see `storage.durability.owner.Watcher`
 
@@ -443,13 +419,6 @@ class Broker:
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
-
-
-def _wait(due_ms: int | None, now: Moment) -> float | None:
-    """Return the seconds until `due_ms`, at most MAX_WAIT_SECONDS, because the wall clock may be set meanwhile."""
-    if due_ms is None:
-        return None
-    return min(max(0.0, (due_ms - now.wall_ms) / 1000), MAX_WAIT_SECONDS)
 
 
 def _descriptor_limit() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -30,8 +30,6 @@ LATER_SECONDS: Final = 0.01
 
 Step = Callable[[Moment, Budget], float | None]
 """Does part of the work; returns the seconds until the next call: 0 for "in the next turn", None for "when woken"."""
-Wrap = Callable[[Step, Callable[[], None]], Step]
-"""Makes a step of another one, and of a function that asks for a turn of the work."""
 
 
 class TimeBudget:
@@ -51,11 +49,9 @@ class TimeBudget:
 class SlicedWork:
     """One kind of work. The component that gives it something to do wakes it."""
 
-    def __init__(self, turns: Turns, name: str, step: Step, wrap: Wrap | None) -> None:
+    def __init__(self, turns: Turns, name: str) -> None:
         self._turns = turns
         self.name = name
-        self.step = step if wrap is None else wrap(step, self.wake)
-        """The step that runs in this work's turns."""
         self.is_stopped = False
         """Whether the work takes no more turns."""
         self._timer: asyncio.TimerHandle | None = None
@@ -109,6 +105,7 @@ class Turns:
         self._clock = clock
         self._budget = budget
         self._kinds: list[SlicedWork] = []
+        self._steps: dict[SlicedWork, Step] = {}
         self._ready: dict[SlicedWork, None] = {}
         self._is_called = False
         self._is_running = False
@@ -117,11 +114,13 @@ class Turns:
         self._sharing: list[asyncio.Future[Budget]] = []
         self._shares = self.work("coroutines", self._divide_budget)
 
-    def work(self, name: str, step: Step, wrap: Wrap | None = None) -> SlicedWork:
-        """Make a kind of work, whose step runs once the turns are started. `wrap`: makes the step that runs of `step`
-        and the work's `wake`; None: `step` runs itself."""
-        made = SlicedWork(self, name, step, wrap)
+    def work(self, name: str, step: Step | None = None) -> SlicedWork:
+        """Make a kind of work, whose step runs once the turns are started. `step`: None if `start` receives it, for
+        work that has to be made before the objects on which its step works."""
+        made = SlicedWork(self, name)
         self._kinds.append(made)
+        if step is not None:
+            self._steps[made] = step
         return made
 
     async def share(self) -> Budget:
@@ -141,8 +140,13 @@ class Turns:
         """Begin a turn with requests that just arrived: the time they take is deducted from the turn's other work."""
         self._end = time.perf_counter() + TURN_SECONDS
 
-    def start(self) -> None:
-        """Begin to give turns, with one step of each kind of work."""
+    def start(self, steps: Mapping[SlicedWork, Step] | None = None) -> None:
+        """Begin to give turns, with one step of each kind of work: so no earlier `wake` is lost. `steps`: the steps of
+        the kinds that were made without one. Raises ValueError if a kind has no step."""
+        self._steps.update(steps or {})
+        for work in self._kinds:
+            if work not in self._steps:
+                raise ValueError(f"the work {work.name!r} has no step: pass one to `work` or `start`")
         self._is_running = True
         for work in self._kinds:
             self.ready(work)
@@ -186,7 +190,7 @@ class Turns:
             return
         wait: float | None = FAILED_SECONDS
         try:
-            wait = work.step(now, budget)
+            wait = self._steps[work](now, budget)
         except Exception:  # one kind of work must not stop the others
             with contextlib.suppress(MemoryError):  # nor must this one stop because there is no memory for a log line
                 log.exception("step_failed", of=work.name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from duemq.broker.assembly.core import Core
 from duemq.broker.assembly.tables import Tables
 from duemq.broker.settings.parts import delivery_config, durability_config, retention_config, timer_config
-from duemq.broker.turns import SlicedWork
+from duemq.broker.turns import SlicedWork, Turns
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.levels import service
@@ -29,11 +29,17 @@ from duemq.storage.queues.pull import ColdRead, ReadAhead
 
 @dataclass(frozen=True)
 class Works:
-    """The work on the store that is done in slices."""
+    """The work on the store that is done in slices. It is made before the store, whose components wake it, and has its
+    steps from `assembly.steps` when the turns start."""
 
     durability: SlicedWork
     levels: SlicedWork
     timers: SlicedWork
+
+    def clock_moved(self) -> None:
+        """Wake the work that waits by the messages' clock, which was moved: its timers run by another clock."""
+        self.levels.wake()
+        self.timers.wake()
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,11 @@ class Storage:
     timers: Timers
     retention: Retention
     durability: Durability
+
+
+def make_works(turns: Turns) -> Works:
+    """Make the kinds of work, in the order of their slices in a turn."""
+    return Works(turns.work("durability"), turns.work("levels"), turns.work("timers"))
 
 
 def inspect_store(core: Core) -> None:

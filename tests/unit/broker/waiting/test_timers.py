@@ -580,7 +580,7 @@ def steps(broker: UnboundBroker) -> list[int]:
         called.append(now.wall_ms - NOW_MS)
         return 5.0
 
-    broker._works.timers.step = step
+    broker._turns._steps[broker._works.timers] = step
     return called
 
 
@@ -688,7 +688,7 @@ async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_
             broker._works.timers.wake()
         return 5.0
 
-    broker._works.timers.step = step
+    broker._turns._steps[broker._works.timers] = step
     broker._works.timers.wake()
     await turns(5)
     assert called == [0, 0]
@@ -704,7 +704,7 @@ async def test_an_error_does_not_stop_the_timers(broker: UnboundBroker, loop: St
         if len(called) == 1:
             raise RuntimeError("x")
 
-    broker._works.timers.step = step
+    broker._turns._steps[broker._works.timers] = step
     broker._works.timers.wake()
     await turns()
     await pass_time(broker, loop, 1)
@@ -713,7 +713,7 @@ async def test_an_error_does_not_stop_the_timers(broker: UnboundBroker, loop: St
 
 
 async def test_a_clock_that_was_moved_is_looked_at(broker: UnboundBroker, loop: SteppedLoop, steps: list[int]) -> None:
-    broker._clock_moved()
+    broker._works.clock_moved()
     await turns()
     assert steps == [0]
 
