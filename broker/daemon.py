@@ -23,7 +23,7 @@ from duemq.broker.assembly.chores import SAVE_OFFSETS, make_chores
 from duemq.broker.assembly.consume import assemble_consume
 from duemq.broker.assembly.core import Core
 from duemq.broker.assembly.names import make_registrar
-from duemq.broker.assembly.net import assemble_net
+from duemq.broker.assembly.net import assemble_net, make_held_answers
 from duemq.broker.assembly.produce import assemble_produce
 from duemq.broker.assembly.steps import make_steps
 from duemq.broker.assembly.storage import assemble_storage, expect_queues, inspect_store, make_works
@@ -48,6 +48,7 @@ from duemq.storage.budget import Budget
 from duemq.storage.clock import Clock, Moment, MovableClock, SystemClock, look
 from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.recovery import Recovered
+from duemq.storage.durability.wanted import WantedPosition
 from duemq.storage.errors import StoreError
 from duemq.storage.files import Files, OsFiles
 from duemq.storage.store import MessageStore
@@ -138,7 +139,7 @@ class Broker:
             self._close_auth()
             self.store.abandon()
             raise
-        self._turns.start(make_steps(self._core, self._storage, self._works, self._want))
+        self._turns.start(make_steps(self._core, self._storage, self._works, self._wanted))
         self.housekeeping.start()
         if self._registrar is not None:
             self._registrar.start()
@@ -159,6 +160,7 @@ class Broker:
         turns = self._turns
         reads = ColdReads(self._files, self._workers, turns.share)
         self._works = make_works(turns)
+        self._wanted = WantedPosition(self._works.durability.wake)
         self.store = MessageStore(
             store_config(self.config),
             self._files,
@@ -214,15 +216,17 @@ class Broker:
     def _assemble(self, recovered: Recovered) -> None:
         """Build the components that need an open store, area by area, and connect them."""
         core, tables = self._core, self._tables
-        self._storage = storage = assemble_storage(core, tables, recovered, self._works, self)
+        self._storage = storage = assemble_storage(
+            core, tables, recovered, works=self._works, wanted=self._wanted, watcher=self
+        )
         guard = make_guard(core, self._acl_files, self._auth)
         self._net = net = assemble_net(
             core,
             guard,
             self._audit.recorder if self._audit is not None else None,
             self._tls,
+            make_held_answers(core, self._wanted),
             max_connections=self._max_connections,
-            want=self._want,
         )
         self._registrar = make_registrar(core, tables.topics, net.connect)
         tables.begin()
@@ -261,12 +265,6 @@ class Broker:
         return (files is not None and name in files.accounts.by_key) or (
             auth is not None and name in auth.users.by_name
         )
-
-    # --- turns
-
-    def _want(self, position: int) -> None:
-        self._storage.durability.want(position)
-        self._works.durability.wake()
 
     # --- see `storage.durability.owner.Watcher`
 

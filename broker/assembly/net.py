@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from duemq.broker.access.guard import Guard
@@ -18,6 +17,7 @@ from duemq.broker.net.limits.input_budget import InputBudget
 from duemq.broker.net.limits.output_budget import OutputBudget
 from duemq.broker.net.router import Router
 from duemq.broker.tls.contexts import TlsContexts
+from duemq.storage.durability.wanted import WantedPosition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +49,25 @@ class Net:
         return connection
 
 
+def make_held_answers(core: Core, wanted: WantedPosition) -> HeldAnswers:
+    """Return what holds the answers that wait for the disk, which raise the wanted position."""
+    settings = core.settings
+    timeout = core.config.sync_flush_timeout_ms / 1000
+    return HeldAnswers(core.loop, timeout, lambda: settings.config.send_queue_capacity, wanted.want)
+
+
 def assemble_net(
     core: Core,
     guard: Guard | None,
     recorder: Recorder | None,
     tls: TlsContexts,
+    held: HeldAnswers,
     *,
     max_connections: int,
-    want: Callable[[int], None],
 ) -> Net:
     """Return what handles requests. `guard`: None without access control; `recorder`: None without an audit log;
-    `max_connections`: how many the process has descriptors for; `want`: called with a position of the commitlog that
-    has to be durable before an answer can go out."""
+    `max_connections`: how many the process has descriptors for."""
     config, loop, store = core.config, core.loop, core.store
-    held = HeldAnswers(
-        loop, config.sync_flush_timeout_ms / 1000, lambda: core.settings.config.send_queue_capacity, want
-    )
     items = StatsItems(store.appender, core.real_clock, core.reads, config.cluster_name)
     stats = BrokerStats(store.appender, core.real_clock, items)
     limits = ConnectionLimits(loop, core.limits, max_connections)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from duemq.broker.assembly.core import Core
@@ -10,14 +9,15 @@ from duemq.broker.assembly.storage import Storage, Works
 from duemq.broker.turns import SlicedWork, Step
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
+from duemq.storage.durability.wanted import WantedPosition
 
 MAX_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set, so it is read at least this often while a message waits."""
 
 
-def make_steps(core: Core, storage: Storage, works: Works, want: Callable[[int], None]) -> dict[SlicedWork, Step]:
-    """Return the steps by their work, for the start of the turns. `want`: called with a position of the commitlog that
-    has to be durable before deliveries count."""
+def make_steps(core: Core, storage: Storage, works: Works, wanted: WantedPosition) -> dict[SlicedWork, Step]:
+    """Return the steps by their work, for the start of the turns. `wanted`: the position that deliveries raise, since
+    they count only once they are on the disk."""
     log, sync_flush = core.store.log, core.config.sync_flush
 
     def step_durability(now: Moment, budget: Budget) -> float | None:
@@ -29,7 +29,7 @@ def make_steps(core: Core, storage: Storage, works: Works, want: Callable[[int],
             return _wait(storage.levels.step(now, budget), now)
         finally:
             if sync_flush and log.end > before:
-                want(log.end)  # a delivery counts only once it is on the disk
+                wanted.want(log.end)
 
     def step_timers(now: Moment, budget: Budget) -> float | None:
         return _wait(storage.timers.step(now, budget), now)

@@ -24,6 +24,7 @@ from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import Durability, Watcher
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import Retention
+from duemq.storage.durability.wanted import WantedPosition
 from duemq.storage.queues.pull import ColdRead, ReadAhead
 
 
@@ -78,9 +79,12 @@ def expect_queues(core: Core, delay_offsets: DelayOffsets) -> None:
     store.expect(TIMER_TOPIC, 0, offset)
 
 
-def assemble_storage(core: Core, tables: Tables, recovered: Recovered, works: Works, watcher: Watcher) -> Storage:
+def assemble_storage(
+    core: Core, tables: Tables, recovered: Recovered, *, works: Works, wanted: WantedPosition, watcher: Watcher
+) -> Storage:
     """Find the waiting messages, and take over the durability of a store that is open. `recovered`: the result of
-    opening it. `works`: woken when there is something to do. Raises StoreFormatError, OSError."""
+    opening it. `works`: woken when there is something to do. `wanted`: the position up to which answers want the
+    commitlog durable. Raises StoreFormatError, OSError."""
     config, settings, store, now = core.config, core.settings, core.store, look(core.clock)
 
     def read_cold(job: ColdRead | ReadAhead, done: Callable[[], None]) -> None:
@@ -117,6 +121,7 @@ def assemble_storage(core: Core, tables: Tables, recovered: Recovered, works: Wo
         workers=_Waking(core.workers, works.durability.wake),
         config=settings.current(durability_config),
         watcher=watcher,
+        wanted=wanted,
         now=now,
     )
     return Storage(levels, timers, retention, durability)

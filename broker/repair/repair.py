@@ -69,6 +69,7 @@ from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import Durability, DurabilityConfig
 from duemq.storage.durability.recovery import Recovered, SkippedStretch
 from duemq.storage.durability.retention import Retention, RetentionConfig
+from duemq.storage.durability.wanted import WantedPosition
 from duemq.storage.errors import StoreFormatError, StoreLocked
 from duemq.storage.files import Lock, OsFiles
 from duemq.storage.log.commitlog import Commitlog
@@ -513,6 +514,7 @@ class _Repair:
                 _NoWorkers(),
                 Current(DurabilityConfig()),
                 _NoWatcher(),
+                WantedPosition(),
                 self._now,
             )
             store.checkpoint.index_timestamp = old.index_timestamp

@@ -46,6 +46,7 @@ from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.jobs import CheckpointJob, FlushJob, JobWorkers, Lane, RemoveJob
 from duemq.storage.durability.retention import Retention
+from duemq.storage.durability.wanted import WantedPosition
 from duemq.storage.errors import NotDurable, NotInMemory, StoreError, StoreFull, has_no_room
 from duemq.storage.queues import check
 from duemq.storage.queues.consume_queue import UNIT, ConsumeQueue
@@ -192,10 +193,11 @@ class Durability:
         workers: JobWorkers,
         config: Current[DurabilityConfig],
         watcher: Watcher,
+        wanted: WantedPosition,
         now: Moment,
     ) -> None:
         """Own the durability of a store that is open. `parts`: by name, the components whose state each checkpoint
-        keeps."""
+        keeps. `wanted`: the position up to which others want the commitlog durable."""
         self._store = store
         self._parts = dict(parts)
         self.retention = retention
@@ -204,7 +206,7 @@ class Durability:
         """The intervals; a changed interval counts from the next step."""
         self._watcher = watcher
 
-        self._wanted = 0
+        self._wanted = wanted
         self._flushing: FlushJob | None = None
         self._has_flush_failed = False
         self._flush_asked = -math.inf
@@ -252,11 +254,6 @@ class Durability:
         """Physical offset before which everything is durable."""
         return self._store.log.flushed
 
-    def want(self, position: int) -> None:
-        """Ask for the commitlog to be released up to a physical offset. `step` must follow once all writes of this turn
-        are done."""
-        self._wanted = max(self._wanted, position)
-
     def expire_now(self, *, at_any_hour: bool) -> None:
         """Look for expired files at the next step. `at_any_hour`: also outside the hours of deleteWhen. That holds
         until there is no file left to drop, since messages that still wait are appended again first, and the files may
@@ -268,9 +265,9 @@ class Durability:
 
     def step(self, now: Moment, budget: Budget, machine_ms: int) -> float | None:
         """Do the work that is due, within the budget; return the seconds until the next call, None once the store is
-        stopped. Call this sooner when a job has ended, after `want` and `stop`, and when `MessageStore` calls
-        `on_work`. `machine_ms`: the wall time by which files age, ms since the epoch; it differs from the messages'
-        clock if a test moves that clock."""
+        stopped. Call this sooner when a job has ended, after `stop`, when the wanted position is raised, and when
+        `MessageStore` calls `on_work`. `machine_ms`: the wall time by which files age, ms since the epoch; it differs
+        from the messages' clock if a test moves that clock."""
         self._tell_if_poisoned()
         if self._is_over:
             return None
@@ -278,7 +275,7 @@ class Durability:
         self._allocate(now)
         if now.monotonic >= self._flush_due or self._store.log.end - self.released >= UNFLUSHED_BYTES:
             self._flush_asked = now.monotonic
-            self._wanted = max(self._wanted, self._store.log.end)
+            self._wanted.raise_to(self._store.log.end)
         self._flush_again(now)
         self._checkpoint(now, budget)
         if not (self._is_stopping or self._is_over):
@@ -299,7 +296,7 @@ class Durability:
         if self._expiring is not None:
             return 0.0
         times = [self._flush_due]
-        if self._flushing is None and self._wanted > self.released:
+        if self._flushing is None and self._wanted.offset > self.released:
             times.append(self._no_flush_before)
         if not self._is_stopping:
             times.append(self._expire_at)
@@ -348,7 +345,7 @@ class Durability:
 
     def _flush(self) -> None:
         store = self._store
-        if self._flushing is not None or self._wanted <= store.log.flushed or self._is_over:
+        if self._flushing is not None or self._wanted.offset <= store.log.flushed or self._is_over:
             return
         self._flushing = job = FlushJob(store.files, store.log)
         self._workers.start(Lane.FLUSH, job.run, self._flushed)
@@ -451,7 +448,7 @@ class Durability:
             self._stage = _Stage.IDLE
             return
         self._stage = _Stage.FLUSHING
-        self.want(self._covered.end)
+        self._wanted.raise_to(self._covered.end)
         self._flush_again(now)
 
     def _has_units_before(self, position: int) -> bool:

@@ -22,6 +22,7 @@ from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import EXPIRE_SECONDS, CheckpointPart, Durability, DurabilityConfig
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import Retention, RetentionConfig
+from duemq.storage.durability.wanted import WantedPosition
 from duemq.storage.files import Files
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.support.messages import Sender
@@ -131,6 +132,7 @@ class OwnedStore:
         self.releases: list[int] = []
         self.poison: str | None = None
         self.ends: list[Exception | None] = []
+        self.wanted = WantedPosition()
         self._on_released = on_released
         self.retention = Current(retention)
         self.durability = Durability(
@@ -140,6 +142,7 @@ class OwnedStore:
             self.workers,
             Current(config or DurabilityConfig(flush_interval=1e9, queue_interval=1e9)),
             self,
+            self.wanted,
             look(self.clock),
         )
 
@@ -170,7 +173,7 @@ class OwnedStore:
         """Make everything written so far durable, in one step and as many flushes as needed; return whether it is. Jobs
         of other kinds that this starts are held."""
         end = self.store.log.end
-        self.durability.want(end)
+        self.wanted.raise_to(end)
         self.step(budget)
         self.workers.run(Lane.FLUSH)
         if self.durability.released < end:

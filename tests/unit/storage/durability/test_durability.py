@@ -95,7 +95,7 @@ def test_all_who_want_are_released_by_one_flush() -> None:
     files, ends = files_of(owned), []
     for number in range(3):
         append(owned.store, "t", number, b"x")
-        owned.durability.want(owned.store.log.end)
+        owned.wanted.raise_to(owned.store.log.end)
         ends.append(owned.store.log.end)
     owned.step()
     assert owned.workers.held(Lane.FLUSH) == 1
@@ -112,7 +112,7 @@ def test_those_who_come_while_a_flush_runs_share_the_next() -> None:
     ends = []
     for number in range(5):
         append(owned.store, "t", number, b"x")
-        owned.durability.want(owned.store.log.end)
+        owned.wanted.raise_to(owned.store.log.end)
         owned.step()
         ends.append(owned.store.log.end)
         assert owned.workers.held(Lane.FLUSH) == 1, "one at a time: a kernel tells of a failed write-back once"
@@ -168,7 +168,7 @@ def test_nobody_waits_and_nothing_is_new_so_nothing_is_flushed() -> None:
     owned.workers.run(Lane.FILES)
     assert not owned.workers.held(Lane.FLUSH) or owned.flush()
     owned.flush()
-    owned.durability.want(owned.durability.released)
+    owned.wanted.raise_to(owned.durability.released)
     owned.step()
     assert not owned.workers.held(Lane.FLUSH)
 
@@ -212,7 +212,7 @@ def assert_dead(owned: OwnedStore) -> None:
     for _ in range(5):
         with pytest.raises(StoreBroken):
             append(store, "t", 0, b"x")
-        owned.durability.want(store.log.end)
+        owned.wanted.raise_to(store.log.end)
         assert owned.step() is None
         owned.clock.advance(10_000)
     assert owned.poison is not None
@@ -272,7 +272,7 @@ def test_a_flush_that_began_before_a_poison_and_ends_well_after_it_releases_noth
     owned = owned_store()
     owned.settle()
     append(owned.store, "t", 0, b"x")
-    owned.durability.want(owned.store.log.end)
+    owned.wanted.raise_to(owned.store.log.end)
     owned.step()
     assert owned.workers.held(Lane.FLUSH) == 1
     files_of(owned).fail("write", errno.EIO, LOG)
@@ -1486,7 +1486,7 @@ class Life:
         elif action < 0.35:
             self.remove(chance.choice(TOPICS))
         elif action < 0.45:
-            owned.durability.want(owned.store.log.end)
+            owned.wanted.raise_to(owned.store.log.end)
         elif action < 0.65:
             owned.step(chance.choice((UNLIMITED, Pieces(1), Pieces(3))))
         elif action < 0.85:
