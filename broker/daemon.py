@@ -43,7 +43,6 @@ from duemq.broker.tls.contexts import TlsContexts
 from duemq.broker.turns import TimeBudget, Turns
 from duemq.broker.workers import ThreadWorkers, Workers
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Clock, Moment, MovableClock, SystemClock, look
 from duemq.storage.durability.health import Verdict
@@ -193,15 +192,10 @@ class Broker:
         start. Raises StoreError, OSError, AuthStoreError, AclFileError."""
         core = self._core
         inspect_store(core)
-        self._audit = audit = make_audit(core, self._is_account)
-        self._tables = read_tables(
-            core,
-            on_topics=self._register_soon,
-            on_policy=self._policy_changed,
-            created=audit.recorder.created if audit is not None else lambda kind, name: None,
-        )
+        self._tables = read_tables(core)
         expect_queues(core, self._tables.delay_offsets)
         self._auth = open_users(core, self._open_auth_store)
+        self._audit = make_audit(core, self._tables, self._acl_files, self._auth)
         recovered = self.store.recover()
         log.info(
             "store_opened",
@@ -229,6 +223,9 @@ class Broker:
             max_connections=self._max_connections,
         )
         self._registrar = make_registrar(core, tables.topics, net.connect)
+        if self._registrar is not None:
+            tables.topics.on_change(self._registrar.register_now)
+        tables.topics.on_policy(storage.timers.set_policy)
         tables.begin()
 
         key_turns = KeyTurns(core.store, storage.timers, core.clock, core.reads)
@@ -248,9 +245,9 @@ class Broker:
                 net,
                 polls,
                 guard=guard,
-                register_now=self._register_now,
+                registrar=self._registrar,
+                works=self._works,
                 levels_noted=self._levels_noted,
-                clock_moved=self._works.clock_moved,
             ),
         )
         for each in handlers:
@@ -258,13 +255,6 @@ class Broker:
         chores = register_access(core, net.router, self._acl_files, self._auth, polls.check_all)
         self.housekeeping = Housekeeping(core.loop, [*chores, *make_chores(core, tables, storage, net, self._audit)])
         self._follow_settings()
-
-    def _is_account(self, name: str) -> bool:
-        """Whether an account or a user with this name exists."""
-        files, auth = self._acl_files, self._auth
-        return (files is not None and name in files.accounts.by_key) or (
-            auth is not None and name in auth.users.by_name
-        )
 
     # --- see `storage.durability.owner.Watcher`
 
@@ -314,21 +304,9 @@ class Broker:
         on(DURABILITY_SETTINGS, lambda _: self._works.durability.wake())
         on("flushConsumerOffsetInterval", lambda _: self.housekeeping.wait_anew(SAVE_OFFSETS))
 
-    def _policy_changed(self, topic: str, policy: TimerPolicy | None) -> None:
-        self._storage.timers.set_policy(topic, policy)
-
     def _change_levels(self, config: BrokerConfig) -> None:
         self._storage.levels.set_table(DelayLevels(config.delay_levels), self._clock.now_ms())
         self._works.durability.wake()
-
-    # --- registration with other name servers
-
-    def _register_now(self) -> asyncio.Future[None] | None:
-        return self._registrar.register_now() if self._registrar is not None else None
-
-    def _register_soon(self) -> None:
-        if self._registrar is not None:
-            self._registrar.register_now()
 
     # --- stop
 

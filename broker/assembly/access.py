@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from duemq.broker.access.accounts import topic_of_message
 from duemq.broker.access.guard import Authority, Guard
 from duemq.broker.assembly.core import Core
+from duemq.broker.assembly.tables import Tables
 from duemq.broker.audit.log import AuditLog
 from duemq.broker.audit.recorder import Recorder
 from duemq.broker.errors import ConfigError
@@ -68,13 +69,22 @@ def _plain_directory(settings: LiveSettings) -> str | None:
     return os.path.dirname(os.path.abspath(file)) if file is not None else None
 
 
-def make_audit(core: Core, is_account: Callable[[str], bool]) -> AuditTrail | None:
-    """Return the audit log if auditLogEnable is on. `is_account`: returns whether an account or a user with a name
-    exists."""
+def make_audit(core: Core, tables: Tables, acl_files: AclFiles | None, auth: Auth | None) -> AuditTrail | None:
+    """Return the audit log if auditLogEnable is on; otherwise return None. The topics and groups that clients create
+    are recorded, too."""
     if not core.config.audit:
         return None
+
+    def is_account(name: str) -> bool:
+        return (acl_files is not None and name in acl_files.accounts.by_key) or (
+            auth is not None and name in auth.users.by_name
+        )
+
     log = AuditLog(core.settings, core.config.audit_path, core.workers)
-    return AuditTrail(log, Recorder(log, core.real_clock, is_account))
+    recorder = Recorder(log, core.real_clock, is_account)
+    tables.topics.on_created(recorder.created)
+    tables.groups.on_created(recorder.created)
+    return AuditTrail(log, recorder)
 
 
 def make_guard(core: Core, acl_files: AclFiles | None, auth: Auth | None) -> Guard | None:

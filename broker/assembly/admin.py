@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from duemq.broker.access.guard import Guard
@@ -17,9 +16,10 @@ from duemq.broker.admin.settings import SettingsHandlers
 from duemq.broker.admin.topics import TopicHandlers
 from duemq.broker.assembly.core import Core, Handlers
 from duemq.broker.assembly.net import Net
-from duemq.broker.assembly.storage import Storage
+from duemq.broker.assembly.storage import Storage, Works
 from duemq.broker.assembly.tables import Tables
 from duemq.broker.consume.long_poll import LongPolls
+from duemq.broker.names.registration import Registrar
 
 
 def assemble_admin(
@@ -30,12 +30,12 @@ def assemble_admin(
     polls: LongPolls,
     *,
     guard: Guard | None,
-    register_now: Callable[[], asyncio.Future[None] | None],
+    registrar: Registrar | None,
+    works: Works,
     levels_noted: Callable[[], Awaitable[bool]],
-    clock_moved: Callable[[], None],
 ) -> tuple[Handlers, ...]:
-    """Return the handlers. `guard`: None without access control. `register_now`: see `TopicHandlers`; `levels_noted`:
-    see `SettingsHandlers`; `clock_moved`: called when a test has moved the messages' clock."""
+    """Return the handlers. `guard`: None without access control. `registrar`: None without other name servers.
+    `levels_noted`: see `SettingsHandlers`."""
     settings, store, reads, levels, durability = (
         core.settings,
         core.store,
@@ -73,7 +73,7 @@ def assemble_admin(
             polls=polls,
             durability=durability,
             reads=reads,
-            on_topics_changed=register_now,
+            on_topics_changed=registrar.register_now if registrar is not None else lambda: None,
         ),
         ConsumptionHandlers(
             settings=settings,
@@ -91,7 +91,7 @@ def assemble_admin(
         ConnectionHandlers(settings, store, clients, reads),
         RuntimeInfoHandlers(sources),
         SettingsHandlers(settings, core.workers, levels_noted, guard),
-        ClockHandlers(core.clock, clock_moved),
+        ClockHandlers(core.clock, works.clock_moved),
         CleaningHandlers(store, topics, durability),
         bridges,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from duemq.broker.assembly.core import Core
@@ -17,7 +16,6 @@ from duemq.broker.tables.persister import Persister
 from duemq.broker.tables.topics import Topics
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.delay_offsets import DelayOffsets, read_delay_offsets
-from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.storage import file_names
 from duemq.storage.config_file import ConfigFile
 
@@ -44,15 +42,8 @@ class Tables:
         self.groups.begin()
 
 
-def read_tables(
-    core: Core,
-    *,
-    on_topics: Callable[[], None],
-    on_policy: Callable[[str, TimerPolicy | None], None],
-    created: Callable[[str, str], None],
-) -> Tables:
-    """Read all tables, and change nothing. `on_topics`, `on_policy`: see `Topics`. `created`: called with "topic" or
-    "group" and the name of one that was created because a client used it. Raises StoreFormatError, OSError."""
+def read_tables(core: Core) -> Tables:
+    """Read all tables, and change nothing. Raises StoreFormatError, OSError."""
     config, settings, store, clock, limits = core.config, core.settings, core.store, core.real_clock, core.limits
 
     def table(name: str) -> ConfigFile:
@@ -66,9 +57,6 @@ def read_tables(
         clock=clock,
         persister=persister,
         limits=limits,
-        on_change=on_topics,
-        on_policy=on_policy,
-        created=created,
     )
     groups = Groups(
         settings=settings,
@@ -76,7 +64,6 @@ def read_tables(
         clock=clock,
         persister=persister,
         limits=limits,
-        created=created,
     )
     offsets = ConsumerOffsets(table(file_names.CONSUMER_OFFSETS), persister)
     values = KeyValues(table(file_names.KV_CONFIG), persister, limits)

@@ -46,10 +46,8 @@ class Groups:
         clock: Clock,
         persister: Persister,
         limits: Limits,
-        created: Callable[[str, str], None],
     ) -> None:
-        """`created`: called with "group" and the name of a group that was created because a client used it."""
-        self._created = created
+        self._on_created: list[Callable[[str, str], None]] = []
         self._limits = limits
         self._file = file
         self._clock = clock
@@ -61,6 +59,10 @@ class Groups:
         self._json: dict[str, msgspec.Raw] = {}
         """Each group in the JSON form of subscriptionGroup.json."""
         self.version = DataVersion()
+
+    def on_created(self, callback: Callable[[str, str], None]) -> None:
+        """Call `callback` with "group" and the name of each group that is created because a client used it."""
+        self._on_created.append(callback)
 
     def load(self) -> None:
         """Read the table; changes nothing on the disk. Raises StoreFormatError, OSError."""
@@ -94,7 +96,8 @@ class Groups:
         if group is None and self._settings.config.auto_create_group and is_group_name(name):
             self._check_room(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
             group = self.put(SubscriptionGroupConfig(name))
-            self._created("group", name)
+            for callback in self._on_created:
+                callback("group", name)
             self._saved.save()
         return group
 

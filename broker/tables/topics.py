@@ -160,13 +160,7 @@ class Topics:
         clock: Clock,
         persister: Persister,
         limits: Limits,
-        on_change: Callable[[], None] = lambda: None,
-        on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None,
-        created: Callable[[str, str], None] = lambda kind, name: None,
     ) -> None:
-        """`on_change` is called after topics were added, changed or removed, `on_policy` when a topic's timer policy
-        may have changed, `created` with "topic" and the name of a topic that was created because a client used it."""
-        self._created = created
         self._limits = limits
         self._queues = 0
         """The number of queues of all topics together."""
@@ -184,9 +178,23 @@ class Topics:
         """Whether the table that was read had all topics that accepted messages."""
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
-        self._on_change = on_change
-        self._on_policy = on_policy
+        self._on_change: list[Callable[[], object]] = []
+        self._on_policy: list[Callable[[str, TimerPolicy | None], None]] = []
+        self._on_created: list[Callable[[str, str], None]] = []
         self._follow_settings()
+
+    def on_change(self, callback: Callable[[], object]) -> None:
+        """Call `callback` after each time topics were added, changed or removed."""
+        self._on_change.append(callback)
+
+    def on_policy(self, callback: Callable[[str, TimerPolicy | None], None]) -> None:
+        """Call `callback` with the name and the timer policy of each topic that has one when the topics begin to accept
+        messages (`begin`), and of each topic that is added, changed or removed later; None for no policy."""
+        self._on_policy.append(callback)
+
+    def on_created(self, callback: Callable[[str, str], None]) -> None:
+        """Call `callback` with "topic" and the name of each topic that is created because a client used it."""
+        self._on_created.append(callback)
 
     # --- start
 
@@ -226,7 +234,7 @@ class Topics:
         for topic in self.table.values():
             policy = timer_policy_of(topic.config)
             if policy is not None:
-                self._on_policy(topic.name, policy)
+                self._tell_policy(topic.name, policy)
 
     def _make_again(self) -> None:
         made = []
@@ -278,7 +286,7 @@ class Topics:
             topic.takes_messages = bool(config.broker_permission & PERM_WRITE)
             topic.refresh()
         self._next_version()
-        self._on_change()
+        self._tell_change()
 
     # --- finding
 
@@ -318,7 +326,7 @@ class Topics:
                 topic_sys_flag=sys_flag,
             )
         )
-        self._created("topic", name)
+        self._tell_created(name)
         return created
 
     def create_for_group(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
@@ -328,7 +336,7 @@ class Topics:
         if topic is not None:
             return topic
         created = self.put(TopicConfig(name, queues, queues, PERM_BOTH, topic_sys_flag=sys_flag))
-        self._created("topic", name)
+        self._tell_created(name)
         return created
 
     def check_for_groups(self, queues: Mapping[str, int]) -> None:
@@ -354,9 +362,9 @@ class Topics:
             self._store.limit_queues(config.topic_name, config.read_queue_nums)
             self._queues += topic.queue_limit
             log.info("topic_changed", topic=config.topic_name)
-        self._on_policy(config.topic_name, timer_policy_of(config))
+        self._tell_policy(config.topic_name, timer_policy_of(config))
         self._next_version()
-        self._on_change()
+        self._tell_change()
         return topic
 
     def remove(self, name: str) -> bool:
@@ -367,9 +375,9 @@ class Topics:
         self._queues -= topic.queue_limit
         self._store.limit_queues(name, None)
         log.info("topic_deleted", topic=name)
-        self._on_policy(name, None)
+        self._tell_policy(name, None)
         self._next_version()
-        self._on_change()
+        self._tell_change()
         return True
 
     def is_deleted(self, name: str) -> bool:
@@ -426,6 +434,18 @@ class Topics:
         self._unsaved.append(topic)
         self._store.limit_queues(config.topic_name, config.read_queue_nums)
         return topic
+
+    def _tell_change(self) -> None:
+        for callback in self._on_change:
+            callback()
+
+    def _tell_policy(self, name: str, policy: TimerPolicy | None) -> None:
+        for callback in self._on_policy:
+            callback(name, policy)
+
+    def _tell_created(self, name: str) -> None:
+        for callback in self._on_created:
+            callback("topic", name)
 
     def _check_room(
         self, topic: Topic | None, queues: int, code: int, topics_before: int = 0, queues_before: int = 0

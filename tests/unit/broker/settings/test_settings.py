@@ -337,7 +337,7 @@ async def test_routes_tell_what_the_broker_permits(broker: UnboundBroker, peer: 
     assert await told() == 6
     version = broker.topics.version.counter
     changes: list[int] = []
-    broker.topics._on_change = lambda: changes.append(1)
+    broker.topics.on_change(lambda: changes.append(1))
     await change(peer, brokerPermission=4)
     assert await told() == 4
     assert broker.topics.version.counter > version
