@@ -6,7 +6,6 @@ requests, finish requests in progress, answer held requests, save the tables, fl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import resource
 import socket
@@ -99,8 +98,12 @@ class Broker:
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._auth: Auth | None = None
-        self._stopped_store: asyncio.Future[Exception | None] | None = None
-        self._waiting_for_checkpoint: list[asyncio.Future[None]] = []
+
+    @property
+    def failed(self) -> asyncio.Future[str]:
+        """Resolved with the reason once the store accepts nothing more: the broker must then be stopped and
+        restarted."""
+        return self._storage.watcher.failed
 
     # --- start
 
@@ -109,9 +112,6 @@ class Broker:
         ConfigError, StoreError, OSError."""
         began = time.monotonic()
         self._loop = loop = asyncio.get_running_loop()
-        self.failed: asyncio.Future[str] = loop.create_future()
-        """Resolved with the reason once the store accepts nothing more: the broker must then be stopped and
-        restarted."""
         self._workers = self._make_workers(loop)
         try:
             self._bind()
@@ -210,8 +210,9 @@ class Broker:
     def _assemble(self, recovered: Recovered) -> None:
         """Build the components that need an open store, area by area, and connect them."""
         core, tables = self._core, self._tables
+        held = make_held_answers(core, self._wanted)
         self._storage = storage = assemble_storage(
-            core, tables, recovered, works=self._works, wanted=self._wanted, watcher=self
+            core, tables, recovered, works=self._works, wanted=self._wanted, held=held
         )
         guard = make_guard(core, self._acl_files, self._auth)
         self._net = net = assemble_net(
@@ -219,7 +220,7 @@ class Broker:
             guard,
             self._audit.recorder if self._audit is not None else None,
             self._tls,
-            make_held_answers(core, self._wanted),
+            held,
             max_connections=self._max_connections,
         )
         self._registrar = make_registrar(core, tables.topics, net.connect)
@@ -247,7 +248,6 @@ class Broker:
                 guard=guard,
                 registrar=self._registrar,
                 works=self._works,
-                levels_noted=self._levels_noted,
             ),
         )
         for each in handlers:
@@ -255,43 +255,6 @@ class Broker:
         chores = register_access(core, net.router, self._acl_files, self._auth, polls.check_all)
         self.housekeeping = Housekeeping(core.loop, [*chores, *make_chores(core, tables, storage, net, self._audit)])
         self._follow_settings()
-
-    # --- see `storage.durability.owner.Watcher`
-
-    def released(self, position: int) -> None:
-        """Send the answers and count the deliveries up to a position."""
-        self._net.held.released(position)
-        self._storage.levels.note_flushed(position)
-
-    def noted(self) -> None:
-        """Wake those waiting for a checkpoint, so that each checks whether this was the one."""
-        waiting, self._waiting_for_checkpoint = self._waiting_for_checkpoint, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _levels_noted(self) -> bool:
-        """Wait for a checkpoint with the current table of levels, at most syncFlushTimeout. Return whether there is
-        one."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.config.sync_flush_timeout_ms / 1000):
-                while not self._storage.levels.is_noted(self.store.checkpoint):
-                    waiter: asyncio.Future[None] = self._loop.create_future()
-                    self._waiting_for_checkpoint.append(waiter)
-                    await waiter
-        return self._storage.levels.is_noted(self.store.checkpoint)
-
-    def poisoned(self, reason: str) -> None:
-        """Give up the held answers, and resolve `failed`, which ends the process."""
-        log.error("store_broken", reason=reason)
-        self._net.held.give_up()
-        if not self.failed.done():
-            self.failed.set_result(reason)
-
-    def stopped(self, error: Exception | None) -> None:
-        """Note that the store has stopped. `error`: why it may not be durable; None if it is."""
-        if self._stopped_store is not None and not self._stopped_store.done():
-            self._stopped_store.set_result(error)
 
     # --- settings
 
@@ -379,10 +342,9 @@ class Broker:
         work.stop()
 
     async def _stop_store(self) -> str | None:
-        self._stopped_store = self._loop.create_future()
         self._storage.durability.stop()
         self._works.durability.wake()
-        error = await self._stopped_store
+        error = await self._storage.watcher.end
         if error is not None:
             log.error("not_stopped_cleanly", reason=str(error))
         return str(error) if error is not None else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from duemq.broker.access.guard import Guard
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.cleaning import CleaningHandlers
@@ -32,10 +30,9 @@ def assemble_admin(
     guard: Guard | None,
     registrar: Registrar | None,
     works: Works,
-    levels_noted: Callable[[], Awaitable[bool]],
 ) -> tuple[Handlers, ...]:
-    """Return the handlers. `guard`: None without access control. `registrar`: None without other name servers.
-    `levels_noted`: see `SettingsHandlers`."""
+    """Return the handlers. `guard`: None without access control. `registrar`: None without other name
+    servers."""
     settings, store, reads, levels, durability = (
         core.settings,
         core.store,
@@ -90,7 +87,7 @@ def assemble_admin(
         GroupHandlers(groups, offsets, core.limits),
         ConnectionHandlers(settings, store, clients, reads),
         RuntimeInfoHandlers(sources),
-        SettingsHandlers(settings, core.workers, levels_noted, guard),
+        SettingsHandlers(settings, core.workers, storage.noted_levels.wait, guard),
         ClockHandlers(core.clock, works.clock_moved),
         CleaningHandlers(store, topics, durability),
         bridges,

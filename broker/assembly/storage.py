@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from duemq.broker.assembly.core import Core
 from duemq.broker.assembly.tables import Tables
+from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.settings.parts import delivery_config, durability_config, retention_config, timer_config
+from duemq.broker.store_watcher import NotedLevels, StoreWatcher
 from duemq.broker.turns import SlicedWork, Turns
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -21,7 +23,7 @@ from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.clock import look
 from duemq.storage.durability.jobs import Lane
-from duemq.storage.durability.owner import Durability, Watcher
+from duemq.storage.durability.owner import Durability
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import Retention
 from duemq.storage.durability.wanted import WantedPosition
@@ -51,6 +53,8 @@ class Storage:
     timers: Timers
     retention: Retention
     durability: Durability
+    watcher: StoreWatcher
+    noted_levels: NotedLevels
 
 
 def make_works(turns: Turns) -> Works:
@@ -80,11 +84,11 @@ def expect_queues(core: Core, delay_offsets: DelayOffsets) -> None:
 
 
 def assemble_storage(
-    core: Core, tables: Tables, recovered: Recovered, *, works: Works, wanted: WantedPosition, watcher: Watcher
+    core: Core, tables: Tables, recovered: Recovered, *, works: Works, wanted: WantedPosition, held: HeldAnswers
 ) -> Storage:
     """Find the waiting messages, and take over the durability of a store that is open. `recovered`: the result of
     opening it. `works`: woken when there is something to do. `wanted`: the position up to which answers want the
-    commitlog durable. Raises StoreFormatError, OSError."""
+    commitlog durable; `held`: holds those answers. Raises StoreFormatError, OSError."""
     config, settings, store, now = core.config, core.settings, core.store, look(core.clock)
 
     def read_cold(job: ColdRead | ReadAhead, done: Callable[[], None]) -> None:
@@ -114,6 +118,8 @@ def assemble_storage(
         is_deleted=tables.topics.is_deleted,
     )
     retention = Retention(settings.current(retention_config), core.files, store.log)
+    noted_levels = NotedLevels(store, levels, config.sync_flush_timeout_ms / 1000)
+    watcher = StoreWatcher(core.loop, held, levels, noted_levels)
     durability = Durability(
         store=store,
         parts={service.NAME: levels, timers_module.NAME: timers},
@@ -124,7 +130,7 @@ def assemble_storage(
         wanted=wanted,
         now=now,
     )
-    return Storage(levels, timers, retention, durability)
+    return Storage(levels, timers, retention, durability, watcher, noted_levels)
 
 
 class _Waking:
