@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from duemq.broker.admin.stats import SAMPLE_SECONDS
@@ -10,13 +11,13 @@ from duemq.broker.assembly.core import Core
 from duemq.broker.assembly.net import Net
 from duemq.broker.assembly.storage import Storage
 from duemq.broker.assembly.tables import Tables
-from duemq.broker.housekeeping import Chore
+from duemq.broker.housekeeping import Chore, Housekeeping
 from duemq.broker.net.limits.connections import LOOK_SECONDS as NEW_SECONDS
 from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
 from duemq.broker.tls.contexts import WARN_SECONDS
 from duemq.storage.clock import look
 
-SAVE_OFFSETS: Final = "offsets"
+_SAVE_OFFSETS: Final = "offsets"
 """The name of the chore that saves consumer offsets."""
 _CLEAN_SECONDS: Final = 10.0
 _REPORT_SECONDS: Final = 1.0
@@ -25,6 +26,13 @@ _AUDIT_SECONDS: Final = 5.0
 _NEW_ROUTES_SECONDS: Final = 0.5
 """The interval at which consumers that have just learned of a topic are notified to rebalance. RocketMQ's clients ask
 for routes every 30 s; without the notification they take the topic's queues up to 20 s after that."""
+
+
+def make_housekeeping(core: Core, chores: Iterable[Chore]) -> Housekeeping:
+    """Return what repeats all chores. The interval of the one that saves consumer offsets follows its setting."""
+    housekeeping = Housekeeping(core.loop, chores)
+    core.settings.on_change("flushConsumerOffsetInterval", lambda _: housekeeping.wait_anew(_SAVE_OFFSETS))
+    return housekeeping
 
 
 def make_chores(core: Core, tables: Tables, storage: Storage, net: Net, audit: AuditTrail | None) -> list[Chore]:
@@ -39,7 +47,7 @@ def make_chores(core: Core, tables: Tables, storage: Storage, net: Net, audit: A
         *([Chore("audit", lambda: _AUDIT_SECONDS, audit.log.write)] if audit is not None else ()),
         Chore("tls", lambda: TLS_LOOK_SECONDS, net.tls.look),
         Chore("certificates", lambda: WARN_SECONDS, net.tls.warn),
-        Chore(SAVE_OFFSETS, lambda: settings.config.offset_flush_interval_ms / 1000, tables.offsets.save_if_changed),
+        Chore(_SAVE_OFFSETS, lambda: settings.config.offset_flush_interval_ms / 1000, tables.offsets.save_if_changed),
         Chore("stats", lambda: SAMPLE_SECONDS, net.stats.sample),
         Chore("levels", lambda: _REPORT_SECONDS, lambda: levels.report(look(clock))),
         Chore("timers", lambda: _REPORT_SECONDS, lambda: timers.report(look(clock))),

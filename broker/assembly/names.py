@@ -11,12 +11,13 @@ from duemq.protocol.requests.signature import Signer
 
 
 def make_registrar(core: Core, topics: Topics, connect: Connect) -> Registrar | None:
-    """Return what keeps the broker registered with the name servers of namesrvAddr; None without that setting."""
+    """Return what keeps the broker registered with the name servers of namesrvAddr, and registers it again when topics
+    change; None without that setting."""
     config = core.config
     if not config.nameserver_addresses:
         return None
     keys = credentials_of("innerClientAuthenticationCredentials", config.inner_credentials, ("accessKey", "secretKey"))
-    return Registrar(
+    registrar = Registrar(
         BrokerIdentity(config.broker_name, core.address, config.cluster_name, config.broker_id),
         parse_addresses(config.nameserver_addresses),
         topics,
@@ -24,3 +25,5 @@ def make_registrar(core: Core, topics: Topics, connect: Connect) -> Registrar | 
         connect=connect,
         signer=Signer(*keys) if keys is not None else None,
     )
+    topics.on_change(registrar.register_now)
+    return registrar

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
+
 from duemq.broker.assembly.core import Core
 from duemq.broker.assembly.tables import Tables
 from duemq.broker.net.held_answers import HeldAnswers
-from duemq.broker.settings.parts import delivery_config, durability_config, retention_config, timer_config
+from duemq.broker.settings.config import BrokerConfig
+from duemq.broker.settings.parts import (
+    DELIVERY_SETTINGS,
+    DURABILITY_SETTINGS,
+    TIMER_SETTINGS,
+    delivery_config,
+    durability_config,
+    retention_config,
+    timer_config,
+)
 from duemq.broker.store_watcher import NotedLevels, StoreWatcher
 from duemq.broker.turns import SlicedWork, Turns
 from duemq.broker.workers import Background, Workers
@@ -28,6 +39,8 @@ from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import Retention
 from duemq.storage.durability.wanted import WantedPosition
 from duemq.storage.queues.pull import ColdRead, ReadAhead
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,20 @@ def expect_queues(core: Core, delay_offsets: DelayOffsets) -> None:
     store.expect(TIMER_TOPIC, 0, offset)
 
 
+def open_store(core: Core) -> Recovered:
+    """Recover the store, and open it: this is the first change of its files. Raises StoreError, OSError."""
+    recovered = core.store.recover()
+    log.info(
+        "store_opened",
+        path=core.config.store_root,
+        commitlog_end=recovered.end,
+        records_read=recovered.records,
+        cut_because=recovered.torn,
+        consume_queues_rebuilt=recovered.rebuilt,
+    )
+    return recovered
+
+
 def assemble_storage(
     core: Core, tables: Tables, recovered: Recovered, *, works: Works, wanted: WantedPosition, held: HeldAnswers
 ) -> Storage:
@@ -117,6 +144,7 @@ def assemble_storage(
         wake_later=works.timers.wake_later,
         is_deleted=tables.topics.is_deleted,
     )
+    tables.topics.on_policy(timers.set_policy)
     retention = Retention(settings.current(retention_config), core.files, store.log)
     noted_levels = NotedLevels(store, levels, config.sync_flush_timeout_ms / 1000)
     watcher = StoreWatcher(core.loop, held, levels, noted_levels)
@@ -131,6 +159,20 @@ def assemble_storage(
         now=now,
     )
     return Storage(levels, timers, retention, durability, watcher, noted_levels)
+
+
+def follow_settings(core: Core, storage: Storage, works: Works) -> None:
+    """Act on changes for which it is not enough that the components read the settings in force."""
+    on = core.settings.on_change
+
+    def change_levels(config: BrokerConfig) -> None:
+        storage.levels.set_table(DelayLevels(config.delay_levels), core.clock.now_ms())
+        works.durability.wake()
+
+    on(DELIVERY_SETTINGS, lambda _: works.levels.wake())
+    on("messageDelayLevel", change_levels)
+    on(TIMER_SETTINGS, lambda _: works.timers.wake())
+    on(DURABILITY_SETTINGS, lambda _: works.durability.wake())
 
 
 class _Waking:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import socket
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -125,11 +126,11 @@ class Pieces:
 class SimulatedBroker(Broker):
     """A broker that listens in the simulated network only."""
 
-    def _bind(self) -> None:
-        pass
+    def _bind(self, opened: ExitStack) -> list[socket.socket]:
+        return []
 
     def connection(self) -> Connection:
-        return self._net.accept()
+        return self.running.net.accept()
 
 
 class World:
@@ -219,7 +220,7 @@ class World:
             self.wrong.append(f"a start ended with {traceback.format_exc()}")
             self._end(process, ended, "failed start")
             return
-        self.start_reads.append((self.disk.work.read_bytes - before, broker.store.log.end))
+        self.start_reads.append((self.disk.work.read_bytes - before, broker.running.core.store.log.end))
         self.starts += 1
         self.broker, self.process = broker, process
         self.disk.loop_must_not_wait = True

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -36,6 +37,7 @@ from duemq.storage.clock import ManualClock
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import Durability
 from duemq.storage.files import Files
+from duemq.storage.store import MessageStore
 from tests.support import canary
 from tests.support.loop import CountBudget
 
@@ -268,51 +270,56 @@ class UnboundBroker(Broker):
 
     @property
     def lanes(self) -> GatedWorkers:
-        assert isinstance(self._workers, GatedWorkers)
-        return self._workers
+        assert isinstance(self.running.core.workers, GatedWorkers)
+        return self.running.core.workers
+
+    @property
+    def store(self) -> MessageStore:
+        return self.running.core.store
 
     @property
     def topics(self) -> Topics:
-        return self._tables.topics
+        return self.running.tables.topics
 
     @property
     def groups(self) -> Groups:
-        return self._tables.groups
+        return self.running.tables.groups
 
     @property
     def offsets(self) -> ConsumerOffsets:
-        return self._tables.offsets
+        return self.running.tables.offsets
 
     @property
     def clients(self) -> Clients:
-        return self._tables.clients
+        return self.running.tables.clients
 
     @property
     def nameserver(self) -> NameServer:
-        return self._tables.nameserver
+        return self.running.tables.nameserver
 
     @property
     def levels(self) -> LevelQueues:
-        return self._storage.levels
+        return self.running.storage.levels
 
     @property
     def timers(self) -> Timers:
-        return self._storage.timers
+        return self.running.storage.timers
 
     @property
     def durability(self) -> Durability:
-        return self._storage.durability
+        return self.running.storage.durability
 
     @property
     def router(self) -> Router:
-        return self._net.router
+        return self.running.net.router
 
-    def _bind(self) -> None:
+    def _bind(self, opened: ExitStack) -> list[socket.socket]:
         """Take no port."""
+        return []
 
     def connect(self, address: tuple[str, int] = ("127.0.0.1", 40000)) -> Peer:
         """Connect a new client."""
-        return Peer(self._net.accept(), address)
+        return Peer(self.running.net.accept(), address)
 
 
 @asynccontextmanager

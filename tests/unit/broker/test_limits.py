@@ -456,13 +456,13 @@ async def test_the_name_server_keeps_so_many_values(tmp_path: Path) -> None:
         assert (await peer.ask(put("n0", "k0", "x" * 10))).code == 0
         assert (await peer.ask(request(RequestCode.DELETE_KV_CONFIG, KVKey("n1", "k1")))).code == 0
         assert (await peer.ask(put("n9", "more", "v"))).code == 0
-        values = broker._tables.values
+        values = broker.running.tables.values
         assert set(values._values) == {"n0", "n9"}
         assert (values._count, values._size) == (3, 2 + 2 + 10 + 2 + 2 + 1 + 2 + 4 + 1)
     async with running(tmp_path, "maxKVConfigEntries=1", "maxKVConfigBytes=1") as broker:
         peer = broker.connect()
         assert (await peer.ask(request(RequestCode.GET_KV_CONFIG, KVKey("n9", "more")))).ext == {"value": "v"}
-        assert (broker._tables.values._count, broker._tables.values._size) == (3, 26)
+        assert (broker.running.tables.values._count, broker.running.tables.values._size) == (3, 26)
         assert (await peer.ask(put("n9", "more", "w"))).code == 0, "what is there may change, if it does not grow"
 
 

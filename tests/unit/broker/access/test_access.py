@@ -61,8 +61,8 @@ def commit(group: str, topic: str) -> Command:
 
 async def looked(broker: UnboundBroker) -> None:
     """Have the broker look at the files, and wait until it has."""
-    assert broker._acl_files is not None
-    broker._acl_files.look()
+    assert broker.running.acl_files is not None
+    broker.running.acl_files.look()
     await broker.lanes.run(Background.ACCESS, lambda: None)
     await asyncio.sleep(0)
 
@@ -370,8 +370,8 @@ async def test_what_is_no_regular_file_is_refused_without_waiting(
 async def test_files_that_cannot_be_read_hold_up_nothing_else(broker: UnboundBroker) -> None:
     """A mount may hang: topics, settings and the audit log do not wait for the files of accounts."""
     broker.lanes.hold(Background.ACCESS)
-    assert broker._acl_files is not None
-    broker._acl_files.look()
+    assert broker.running.acl_files is not None
+    broker.running.acl_files.look()
     peer = broker.connect()
     change = request(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, headers.CreateAccessConfig("new-account", "new-secret"))
     peer.post(signed(change, ADMIN))
@@ -382,8 +382,8 @@ async def test_files_that_cannot_be_read_hold_up_nothing_else(broker: UnboundBro
 async def test_a_file_that_is_being_written_does_not_count_yet(
     broker: UnboundBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert broker._acl_files is not None
-    peer, read = broker.connect(), broker._acl_files._read
+    assert broker.running.acl_files is not None
+    peer, read = broker.connect(), broker.running.acl_files._read
     half, whole = ACCOUNTS.replace("topicA=DENY", "topicA=PUB"), ACCOUNTS.replace("topicA=DENY", "topicA=PUB|SUB")
     write_accounts(tmp_path, half)
 
@@ -393,7 +393,7 @@ async def test_a_file_that_is_being_written_does_not_count_yet(
         monkeypatch.undo()
         return state
 
-    monkeypatch.setattr(broker._acl_files, "_read", read_while_it_is_written)
+    monkeypatch.setattr(broker.running.acl_files, "_read", read_while_it_is_written)
     await looked(broker)
     assert denied(await peer.ask(signed(send("topicA"), USER))) is not None
     await looked(broker)
@@ -433,7 +433,7 @@ async def test_a_change_ends_the_held_pulls_that_it_forbids(
     free = broker.connect(("127.0.0.2", 1))
     by_address = pull("topicB", group="groupC", suspend_ms=30_000)
     free.post(by_address)
-    assert broker._pulls.polls.count == 3
+    assert broker.running.pulls.polls.count == 3
     write_accounts(tmp_path, ACCOUNTS.replace(old, new))
     await looked(broker)
     for _ in range(5):
@@ -735,7 +735,7 @@ async def test_no_secret_is_shown(broker: UnboundBroker, tmp_path: Path, logged:
     assert not [answer for answer in shown if CANARY in f"{answer.remark}{answer.ext}{bytes(answer.body)!r}"]
     assert len(logged) > 10
     assert not [line for line in logged if CANARY in repr(line)]
-    assert CANARY not in repr(vars(broker._acl_files)) + repr(broker.settings.config)
+    assert CANARY not in repr(vars(broker.running.acl_files)) + repr(broker.settings.config)
 
 
 def test_the_codecs_are_all_tried() -> None:

@@ -78,9 +78,9 @@ async def secured(tmp_path: Path) -> AsyncIterator[UnboundBroker]:
 
 async def entries(broker: UnboundBroker) -> list[dict[str, Any]]:
     """Return the entries so far."""
-    assert broker._audit is not None
-    while broker._audit.log._lines:
-        broker._audit.log.write()
+    assert broker.running.audit is not None
+    while broker.running.audit.log._lines:
+        broker.running.audit.log.write()
         await asyncio.sleep(0)
     path = Path(broker.config.audit_path)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

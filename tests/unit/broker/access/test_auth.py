@@ -148,11 +148,11 @@ async def test_the_stateful_strategy_takes_a_signed_connection_as_signed(tmp_pat
         assert await told(peer, pull("T"), (SUPER[0], "wrong")) == (16, "check signature failed.")
         await done(stranger, update_user(USER[0], password=f"{CANARY}-new"))
         assert await told(peer, unsigned(), None) == (16, "check signature failed.")
-        assert broker._auth is not None
+        assert broker.running.auth is not None
         peer.connection.abort()
         stranger.connection.abort()
         await broker.lanes.run(Background.TABLES, lambda: None)
-        assert not broker._auth.authority._known
+        assert not broker.running.auth.authority._known
 
 
 # --- decisions
@@ -232,8 +232,8 @@ async def test_a_name_longer_than_any_is_refused_and_not_kept(broker: UnboundBro
     """Decisions are kept by name: a user that may use all topics cannot make the broker keep names of any length."""
     peer = broker.connect()
     await done(peer, update_acl(USER[0], entry("*", "All"), entry("Topic:*", "All")))
-    assert broker._auth is not None
-    allowed = broker._auth.users.by_name[USER[0]]._allowed
+    assert broker.running.auth is not None
+    allowed = broker.running.auth.users.by_name[USER[0]]._allowed
     for command in (
         send("T" * 256),
         pull("T" * 256),
@@ -319,7 +319,7 @@ async def test_a_change_ends_the_held_pulls_that_it_forbids(
     peer.post(waiting)
     of_super = signed(pull("TBW102", group="G", suspend_ms=30_000), SUPER)
     admin.post(of_super)
-    assert broker._pulls.polls.count == 2
+    assert broker.running.pulls.polls.count == 2
     change.ext.pop("Signature", None)
     await done(admin, change)
     for _ in range(3):
@@ -327,7 +327,7 @@ async def test_a_change_ends_the_held_pulls_that_it_forbids(
     answer = peer.answer_of(waiting)
     assert (answer.remark if answer is not None else None) == why
     assert admin.answer_of(of_super) is None
-    assert broker._pulls.polls.count == 2 - (why is not None)
+    assert broker.running.pulls.polls.count == 2 - (why is not None)
 
 
 # --- users and policies by request
@@ -698,8 +698,8 @@ async def test_neither_log_nor_settings_have_a_password(tmp_path: Path) -> None:
             misplaced.ext |= {"AccessKey": CANARY, "Signature": "x"}
             await peer.ask(misplaced)
             settings = bytes((await peer.ask(signed(ask(26), SUPER))).body).decode()
-            assert broker._auth is not None
-            assert CANARY not in repr(broker._auth.users.by_name[USER[0]].user)
+            assert broker.running.auth is not None
+            assert CANARY not in repr(broker.running.auth.users.by_name[USER[0]].user)
             await done(peer, ask(26), account=("inner", f"{CANARY}-inner"))
     assert {"users_made", "user_created", "user_changed", "access_refused"} <= {line["event"] for line in logged}
     assert CANARY not in str(logged)

@@ -54,14 +54,14 @@ async def test_a_pull_at_the_end_waits_and_the_next_message_answers_it(
     (answer,) = consumer.responses
     assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (0, "FOUND", "2")
     assert offsets(answer) == [1]
-    assert broker._pulls.polls.count == 0
+    assert broker.running.pulls.polls.count == 0
 
 
 async def test_nothing_of_any_length_is_kept_of_a_held_pull(broker: UnboundBroker, topic: str) -> None:
     command = pull(topic, 1, suspend_ms=15_000, subscription="a" * 60_000)
     command.language = "J" * 10_000
     await held(broker, command)
-    polls = broker._pulls.polls
+    polls = broker.running.pulls.polls
     (pulls,) = polls._held.values()
     (waiting,) = pulls
     request = waiting.request
@@ -110,7 +110,7 @@ async def test_a_pull_that_nothing_comes_for_is_answered_at_its_time(
     await turns()
     (answer,) = consumer.responses
     assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "1")
-    assert broker._pulls.polls.count == 0
+    assert broker.running.pulls.polls.count == 0
 
 
 @pytest.mark.parametrize("suspend_ms", [-1, -(2**63), 2**63 - 1])
@@ -187,7 +187,7 @@ async def test_a_consumer_that_reads_again_gets_at_once_what_came_meanwhile(
     await turns()
     big, news = consumer.responses
     assert (len(big.body) > 1_000_000, offsets(news)) == (True, [1])
-    assert (broker._pulls.polls.count, broker._pulls.polls._passed_over) == (1, {})
+    assert (broker.running.pulls.polls.count, broker.running.pulls.polls._passed_over) == (1, {})
 
 
 async def test_a_consumer_that_leaves_without_reading_is_forgotten(
@@ -201,7 +201,7 @@ async def test_a_consumer_that_leaves_without_reading_is_forgotten(
     await turns()
     consumer.transport.abort()
     await turns()
-    assert (broker._pulls.polls.count, broker._pulls.polls._passed_over) == (0, {})
+    assert (broker.running.pulls.polls.count, broker.running.pulls.polls._passed_over) == (0, {})
 
 
 async def test_beyond_the_capacity_pulls_are_answered_at_once(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_pulls_of_clients_that_left_make_room(tmp_path: Path, loop: Steppe
             for consumer in consumers:
                 consumer.transport.abort()
             await turns()
-            assert broker._pulls.polls.count == 0
+            assert broker.running.pulls.polls.count == 0
 
 
 async def test_short_polling_waits_its_own_time(tmp_path: Path, loop: SteppedLoop) -> None:
@@ -268,7 +268,7 @@ async def test_pulls_of_a_topic_that_is_deleted_are_answered_at_once(
     assert [[(answer.code, answer.remark) for answer in consumer.responses] for consumer in consumers] == [
         [(late.code, late.remark)]
     ] * 2
-    assert (other.responses, broker._pulls.polls.count) == ([], 1)
+    assert (other.responses, broker.running.pulls.polls.count) == ([], 1)
 
 
 async def test_a_pull_whose_topic_is_deleted_while_its_queue_is_read_is_told_so(
@@ -287,7 +287,7 @@ async def test_a_pull_whose_topic_is_deleted_while_its_queue_is_read_is_told_so(
             return look(*arguments)
 
     consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
-    monkeypatch.setattr(broker._pulls, "_reads", ColdQueue())
+    monkeypatch.setattr(broker.running.pulls, "_reads", ColdQueue())
     await peer.ask(send(topic))
     await turns()
     assert (await peer.ask(deletion(topic))).code == 0
@@ -327,7 +327,7 @@ async def test_pulls_end_that_a_changed_topic_does_not_allow(broker: UnboundBrok
     await peer.ask(queues(topic, 5, PERM_WRITE))
     await turns()
     assert [consumer.responses[0].code for consumer in waiting[:2]] == [ResponseCode.NO_PERMISSION] * 2
-    assert broker._pulls.polls.count == 0
+    assert broker.running.pulls.polls.count == 0
 
 
 async def test_a_held_pull_of_a_group_that_may_not_consume_any_more_gets_no_messages(

@@ -84,7 +84,9 @@ async def test_cold_pulls_of_a_client_that_does_not_read(broker: UnboundBroker, 
     while under_way(broker):
         await turns(1)
     assert consumer.transport.most_held < CONNECTION_BYTES + 2 * BODY
-    assert broker._net.output.used == consumer.transport.get_write_buffer_size(), "all of it counts, not only the first"
+    assert broker.running.net.output.used == consumer.transport.get_write_buffer_size(), (
+        "all of it counts, not only the first"
+    )
     while len(consumer.responses) < len(pulls):
         consumer.transport.unblock()
         await turns(1)
@@ -188,7 +190,7 @@ async def test_a_pull_that_has_to_wait_is_counted_once(broker: UnboundBroker, co
     cold.open()
     while len(peer.responses) < 100:
         await turns(1)
-    stats = broker._pulls._stats
+    stats = broker.running.pulls._stats
     assert (stats.found, stats.transferred) == (100, 100)
 
 

@@ -233,7 +233,7 @@ async def test_a_consumer_gets_its_messages_whatever_strangers_leave_unread(tmp_
             stranger.transport.block()
             stranger.post(*(pull("T") for _ in range(3)))
         assert any(stranger.transport.is_aborted for stranger in strangers)
-        assert broker._net.output.used <= broker._net.output.limit
+        assert broker.running.net.output.used <= broker.running.net.output.limit
         assert (await peer.ask(pull("T"))).code == 0
 
 
@@ -420,7 +420,7 @@ async def test_a_client_is_known_by_address_and_port(frames: Frames) -> None:
 
 async def test_a_client_that_left_before_it_was_accepted_is_dropped(broker: UnboundBroker) -> None:
     """A client that left before it was accepted is dropped: its socket has no peer any more."""
-    peer = Peer(broker._net.accept(), None)
+    peer = Peer(broker.running.net.accept(), None)
     assert peer.transport.is_aborted
     await turns()
     assert peer.connection not in broker.router.connections

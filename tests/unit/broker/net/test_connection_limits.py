@@ -63,7 +63,7 @@ async def test_connections_of_an_address_are_limited(tmp_path: Path) -> None:
         await turns()
         assert not broker.connect(("10.0.0.1", 9)).transport.is_closing()
         assert (await figures(others[0]))["limitReached_maxConnectionsPerAddress"] == "2"
-    assert broker._net.limits._by_host.total() <= 7
+    assert broker.running.net.limits._by_host.total() <= 7
 
 
 async def test_the_account_of_addresses_forgets_those_that_left(broker: UnboundBroker) -> None:
@@ -71,7 +71,7 @@ async def test_the_account_of_addresses_forgets_those_that_left(broker: UnboundB
     for peer in peers:
         peer.transport.abort()
     await turns()
-    limits = broker._net.limits
+    limits = broker.running.net.limits
     assert (dict(limits._by_host), limits._count, limits.new, len(limits._of_connection)) == ({}, 0, 0, 0)
 
 
@@ -107,11 +107,11 @@ async def test_a_connection_that_only_connects_is_closed(tmp_path: Path, loop: S
 async def test_a_handshake_that_does_not_end_is_closed(tmp_path: Path, loop: SteppedLoop) -> None:
     certificates = write_certificates(tmp_path / "certificates")
     async with running(tmp_path / "store", *certificates.server_settings()) as broker:
-        stuck = TlsPeer(broker._net.accept(), certificates.client_context())
+        stuck = TlsPeer(broker.running.net.accept(), certificates.client_context())
         stuck._deliver = lambda data: None  # type: ignore[method-assign]
         begun = broker.connect()
         begun.feed(b"\x16\x03\x01\x02\x00\x01")
-        done = TlsPeer(broker._net.accept(), certificates.client_context())
+        done = TlsPeer(broker.running.net.accept(), certificates.client_context())
         assert await done.handshake()
         assert (await done.ask(send("T"))).code == 0
         for _ in range(32):
@@ -300,7 +300,7 @@ async def test_each_limit_is_counted(broker: UnboundBroker, peer: Peer) -> None:
 async def test_connections_with_tls_are_counted(tmp_path: Path) -> None:
     certificates = write_certificates(tmp_path / "certificates")
     async with running(tmp_path / "store", *certificates.server_settings(), "tls.server.mode=permissive") as broker:
-        secured, plain = TlsPeer(broker._net.accept(), certificates.client_context()), broker.connect()
+        secured, plain = TlsPeer(broker.running.net.accept(), certificates.client_context()), broker.connect()
         assert await secured.handshake()
         table = await figures(plain)
         assert (table["connections"], table["connectionsWithTls"], table["connectionsTlsRefused"]) == ("2", "1", "0")

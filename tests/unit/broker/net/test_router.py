@@ -383,7 +383,7 @@ async def test_a_file_that_cannot_be_read_or_written_is_told_without_a_traceback
 async def test_connections_for_which_there_is_no_room_are_refused_and_harm_nobody(
     broker: UnboundBroker, peer: Peer, topic: str, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
-    monkeypatch.setattr(broker._net.limits, "descriptors", 3)
+    monkeypatch.setattr(broker.running.net.limits, "descriptors", 3)
     others = [broker.connect() for _ in range(200)]
     assert [other.transport.is_closing() for other in others] == [False] * 2 + [True] * 198
     assert offset_of(await peer.ask(send(topic))) == 1

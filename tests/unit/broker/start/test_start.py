@@ -19,8 +19,10 @@ from unittest.mock import patch
 
 import pytest
 
+from duemq.broker import daemon
 from duemq.broker.daemon import Broker
 from duemq.broker.errors import ConfigError
+from duemq.broker.workers import ThreadWorkers
 from duemq.protocol.frames import codec
 from duemq.protocol.records import record
 from duemq.scheduler.timers.files import small_files
@@ -31,6 +33,8 @@ from duemq.storage.durability.jobs import FlushJob, Lane
 from duemq.storage.durability.recovery import Recovery
 from duemq.storage.errors import StoreError
 from duemq.storage.files import OsFile
+from duemq.storage.store import MessageStore
+from tests.peers.ports import free_broker_port, free_port
 from tests.support.broker import SEGMENT, UnboundBroker, config
 from tests.support.copies import copy_tree, data_of
 from tests.support.loop import SteppedLoop, turns
@@ -105,9 +109,9 @@ class Life:
 
     async def cut_off(self, broker: UnboundBroker) -> None:
         """End as kill -9 does: only the written data stays."""
-        broker.housekeeping.stop()
-        broker._turns.stop()
-        await asyncio.to_thread(broker._workers.stop)
+        broker.running.housekeeping.stop()
+        broker.running.turns.stop()
+        await asyncio.to_thread(broker.lanes.stop)
         await turns()
         broker.store.abandon()
         broker.timers.close()
@@ -251,11 +255,11 @@ class FailingWrites:
 
 
 @pytest.mark.parametrize(
-    "point", [(Recovery, "run"), (Timers, "_load"), (Broker, "_assemble"), (Recovery, "_read_from")]
+    "point", [(Recovery, "run"), (Timers, "_load"), (daemon, "assemble_storage"), (Recovery, "_read_from")]
 )
 @pytest.mark.parametrize("cleanly", [True, False], ids=["stopped", "killed"])
 async def test_a_start_that_fails_half_way_forgets_nothing(
-    life: Life, point: tuple[type, str], cleanly: bool, monkeypatch: pytest.MonkeyPatch
+    life: Life, point: tuple[Any, str], cleanly: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await life.write(cleanly=cleanly)
     with monkeypatch.context() as patched:
@@ -505,6 +509,43 @@ async def test_a_port_that_is_taken_ends_the_start_before_there_is_a_store(tmp_p
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken"):
             await broker.start()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_start_that_cannot_listen_lets_go_of_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads end before the files are closed that they may use, and the ports are free."""
+    loop, closed, listening = asyncio.get_running_loop(), list[str](), list[asyncio.Server]()
+    create_server = loop.create_server
+
+    def note(of: type, name: str) -> None:
+        real = getattr(of, name)
+
+        def call(closing: Any) -> None:
+            closed.append(of.__name__)
+            real(closing)
+
+        monkeypatch.setattr(of, name, call)
+
+    async def create_one(*arguments: Any, **others: Any) -> asyncio.Server:
+        if listening:
+            fails()
+        listening.append(await create_server(*arguments, **others))
+        return listening[0]
+
+    for of, name in ((ThreadWorkers, "stop"), (Timers, "close"), (MessageStore, "abandon")):
+        note(of, name)
+    monkeypatch.setattr(loop, "create_server", create_one)
+    broker = Broker(config(tmp_path / "store", f"listenPort={free_broker_port()}", f"nameserverPort={free_port()}"))
+    with pytest.raises(OSError, match="Input/output error"):
+        await broker.start()
+    assert closed == ["ThreadWorkers", "Timers", "MessageStore"]
+    assert not listening[0].is_serving()
+    for port in broker.config.ports:
+        with socket.socket() as again:
+            again.bind((broker.config.host, port))
+    with pytest.raises(RuntimeError, match="has not started"):
+        await broker.stop()
 
 
 @pytest.mark.parametrize("is_slow", [False, True], ids=["at once", "in turns"])

@@ -39,7 +39,7 @@ def verified(certificates: Certificates) -> list[str]:
 
 
 def connect(broker: UnboundBroker, context: ssl.SSLContext, port: int = 40000) -> TlsPeer:
-    return TlsPeer(broker._net.accept(), context, ("127.0.0.1", port))
+    return TlsPeer(broker.running.net.accept(), context, ("127.0.0.1", port))
 
 
 async def is_served(peer: TlsPeer) -> bool:
@@ -241,7 +241,7 @@ async def test_the_password_of_a_key_is_told_to_nobody(tmp_path: Path, certifica
             answer = await peer.ask(update(f"tls.server.keyPassword={guess}\n"))
             assert answer.code == 1
             assert "cannot change" in (answer.remark or "")
-        assert PASSWORD not in repr(broker.config) + repr(broker._tls._state.options)
+        assert PASSWORD not in repr(broker.config) + repr(broker.running.net.tls._state.options)
 
 
 async def test_doubtful_settings_are_logged(tmp_path: Path, certificates: Certificates, logged: Any) -> None:
@@ -258,8 +258,8 @@ async def test_doubtful_settings_are_logged(tmp_path: Path, certificates: Certif
 
 
 async def look(broker: UnboundBroker) -> None:
-    broker._tls.look()
-    while broker._tls._is_looking:
+    broker.running.net.tls.look()
+    while broker.running.net.tls._is_looking:
         await asyncio.sleep(0)
 
 
@@ -488,7 +488,7 @@ async def test_who_holds_most_that_is_not_read_is_closed_with_tls(tmp_path: Path
             stranger.transport.block()
             stranger.post(*(pull("T") for _ in range(3)))
         assert any(stranger.transport.is_aborted for stranger in strangers)
-        assert broker._net.output.used <= broker._net.output.limit
+        assert broker.running.net.output.used <= broker.running.net.output.limit
         assert (await producer.ask(pull("T"))).code == 0
 
 
@@ -497,10 +497,10 @@ async def test_unfinished_frames_count_with_tls(tmp_path: Path, certificates: Ce
         peer = connect(broker, certificates.client_context())
         assert await peer.handshake()
         peer.feed(join_frame(0, b"{}", bytes(1000))[:700])
-        assert broker._net.input.used == 700
+        assert broker.running.net.input.used == 700
         peer.transport.abort()
         await turns()
-        assert broker._net.input.used == 0
+        assert broker.running.net.input.used == 0
 
 
 async def test_reads_with_tls_are_short(tmp_path: Path, certificates: Certificates) -> None:

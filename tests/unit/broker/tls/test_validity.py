@@ -97,8 +97,8 @@ async def test_brokerstatus_tells_the_days_left_also_after_a_renewal(tmp_path: P
             "tlsCertificateDaysLeft": "100",
         }
         write(tmp_path / "files", 13.5, "own")
-        broker._tls.look()
-        while broker._tls._is_looking:
+        broker.running.net.tls.look()
+        while broker.running.net.tls._is_looking:
             await asyncio.sleep(0)
         assert (await status(broker))["tlsCertificateDaysLeft"] == "13"
         assert told(logged) == [("warning", "tls_certificate_expires", "own.pem", 13)]
@@ -134,6 +134,6 @@ async def test_certificates_that_expire_soon_are_warned_of_once_a_day(
 
 async def test_without_a_certificate_nothing_is_told(tmp_path: Path, logged: Any) -> None:
     async with running(tmp_path) as broker:
-        broker._tls.warn()
+        broker.running.net.tls.warn()
         assert await status(broker) == {}
     assert told(logged) == []

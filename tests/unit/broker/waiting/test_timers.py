@@ -553,7 +553,7 @@ async def test_settings_change_while_running(
     broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = []
-    monkeypatch.setattr(broker._works.timers, "wake", lambda: looked.append(broker.timers.config.stop_dequeue))
+    monkeypatch.setattr(broker.running.works.timers, "wake", lambda: looked.append(broker.timers.config.stop_dequeue))
     await change(peer, timerMaxDelaySec=60, timerRollWindowSlot=1, timerCongestNumEachSlot=5, timerStopDequeue="true")
     config = broker.timers.config
     assert (config.max_delay, config.roll_window, config.congest_limit) == (60, MAX_ROLL_WINDOW, 5)
@@ -580,7 +580,7 @@ def steps(broker: UnboundBroker) -> list[int]:
         called.append(now.wall_ms - NOW_MS)
         return 5.0
 
-    broker._turns._steps[broker._works.timers] = step
+    broker.running.turns._steps[broker.running.works.timers] = step
     return called
 
 
@@ -593,7 +593,7 @@ async def pass_time(broker: UnboundBroker, loop: SteppedLoop, seconds: float) ->
 async def test_the_timers_are_called_when_they_ask_for_it(
     broker: UnboundBroker, loop: SteppedLoop, steps: list[int]
 ) -> None:
-    broker._works.timers.wake()
+    broker.running.works.timers.wake()
     await turns()
     assert steps == [0]
     await pass_time(broker, loop, 4.999)
@@ -601,8 +601,8 @@ async def test_the_timers_are_called_when_they_ask_for_it(
     await pass_time(broker, loop, 0.001)
     assert steps == [0, 5000]
     await pass_time(broker, loop, 1)
-    broker._works.timers.wake()
-    broker._works.timers.wake()
+    broker.running.works.timers.wake()
+    broker.running.works.timers.wake()
     await turns()
     assert steps == [0, 5000, 6000]
     await pass_time(broker, loop, 4.5)
@@ -618,7 +618,7 @@ async def test_what_is_not_due_soon_is_gathered(broker: UnboundBroker, loop: Ste
     await pass_time(broker, loop, 0.001)
     assert steps == [10]
     arrived()
-    broker._works.timers.wake()
+    broker.running.works.timers.wake()
     arrived()
     await turns()
     assert steps == [10, 10], "what is due soon does not wait for more"
@@ -671,7 +671,7 @@ async def test_levels_and_timers_do_not_wait_for_each_other(
     broker: UnboundBroker, peer: Peer, loop: SteppedLoop, steps: list[int]
 ) -> None:
     await peer.ask(send("T", properties="DELAY\x011"))
-    broker._works.timers.wake()
+    broker.running.works.timers.wake()
     await pass_time(broker, loop, 1)
     assert steps == [0, 1000][-len(steps) :]
     assert len(record.decode_all(bytes((await peer.ask(pull("T"))).body))) == 1
@@ -685,11 +685,11 @@ async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_
     def step(now: Moment, _: Budget) -> float:
         called.append(now.wall_ms - NOW_MS)
         if len(called) == 1:
-            broker._works.timers.wake()
+            broker.running.works.timers.wake()
         return 5.0
 
-    broker._turns._steps[broker._works.timers] = step
-    broker._works.timers.wake()
+    broker.running.turns._steps[broker.running.works.timers] = step
+    broker.running.works.timers.wake()
     await turns(5)
     assert called == [0, 0]
     await pass_time(broker, loop, 5)
@@ -704,8 +704,8 @@ async def test_an_error_does_not_stop_the_timers(broker: UnboundBroker, loop: St
         if len(called) == 1:
             raise RuntimeError("x")
 
-    broker._turns._steps[broker._works.timers] = step
-    broker._works.timers.wake()
+    broker.running.turns._steps[broker.running.works.timers] = step
+    broker.running.works.timers.wake()
     await turns()
     await pass_time(broker, loop, 1)
     assert called == [0, 1000]
@@ -713,7 +713,7 @@ async def test_an_error_does_not_stop_the_timers(broker: UnboundBroker, loop: St
 
 
 async def test_a_clock_that_was_moved_is_looked_at(broker: UnboundBroker, loop: SteppedLoop, steps: list[int]) -> None:
-    broker._works.clock_moved()
+    broker.running.works.clock_moved()
     await turns()
     assert steps == [0]
 
