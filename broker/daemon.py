@@ -108,7 +108,7 @@ class Broker:
         began = time.monotonic()
         config, settings, loop = self.config, self.settings, asyncio.get_running_loop()
         with ExitStack() as opened:
-            used_by_threads = opened.enter_context(ExitStack())  # so it is closed after the threads have ended
+            used_by_threads = opened.enter_context(ExitStack())  # closed when the threads have ended
             workers = self._make_workers(loop)
             opened.callback(workers.stop)
             sockets = self._bind(opened)
