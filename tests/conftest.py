@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 # The duration of an example proves nothing: the machine may be busy, and first calls of numpy's and pyarrow's functions
 # take longer than all others. `make soak` takes more examples, `make quick` fewer.
-settings.register_profile("each run", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30)
+settings.register_profile("each run", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=20)
 settings.register_profile("soak", settings.get_profile("each run"), max_examples=2000)
 settings.register_profile("quick", settings.get_profile("each run"), max_examples=10)
 settings.load_profile("each run")

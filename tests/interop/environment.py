@@ -31,7 +31,7 @@ _CALM = {
     "reviveQueueNum": "1",
     # Each second by default it compares the wheel of timers in memory, 38 MB, with that on the disk, byte by byte. That
     # takes a third of a processor. See FLUSHES_TIMERS.
-    "timerFlushIntervalMs": "10000",
+    "timerFlushIntervalMs": "120000",
 }
 FLUSHES_TIMERS = {"timerFlushIntervalMs": "1000"}
 """A setting for a broker of Apache's that is killed, where its timers matter: RocketMQ's default."""

@@ -15,10 +15,14 @@ OLDEST = Path(sys.prefix) / "oldest-spark"
 """The directory in which `make test` puts the oldest supported Spark."""
 _OPTIONS = (
     "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "
-    "-XX:+UnlockDiagnosticVMOptions -XX:+IgnoreUnrecognizedVMOptions -XX:-BytecodeVerificationRemote"
+    "-XX:+UnlockDiagnosticVMOptions -XX:+UnlockExperimentalVMOptions -XX:+IgnoreUnrecognizedVMOptions "
+    "-XX:-BytecodeVerificationRemote "
+    "-XX:SymbolTableSize=262144 -XX:ReservedCodeCacheSize=200m -XX:-UseCodeCacheFlushing"
 )
 """Other collectors have threads that go on collecting beside the tasks, on the tasks' cores; the second compiler takes
-25 s of a short query's 40 s of CPU; and a start spends 3 s of 15 on proving that Spark's classes are well-formed."""
+25 s of a short query's 40 s of CPU; and a start spends 3 s of 15 on proving that Spark's classes are well-formed. The
+names of Spark's classes fill the usual table of symbols many times over, and with one compiler Java has so little room
+for compiled code that it keeps throwing some away."""
 
 
 def use() -> None:

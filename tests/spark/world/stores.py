@@ -45,6 +45,7 @@ PROPERTIES: Final[dict[str, object]] = {
     "timerRollWindowSlot": ROLL_WINDOW_SECONDS,
     "recallMessageEnable": "true",
     "flushConsumerOffsetInterval": "1000",
+    "timerFlushIntervalMs": "10000",  # RocketMQ's killed store has what a wheel looked like some seconds before
 }
 """Settings of the brokers; one that goes on with such a store needs the first three."""
 _MOST_SLEWED_SECONDS: Final = 0.1
