@@ -116,6 +116,8 @@ def print_compacted(result: CompactResult) -> None:
         click.echo(f"  {count:>12,} {reason}")
     if result.lost:
         click.echo(f"  {result.lost:>12,} lost messages stay: after `duemq store repair` of the new store they arrive")
+    for name in result.left_out:
+        click.echo(f"{printable(name)} is a FIFO, a socket, a device or a link to nothing, and is not in the new store")
 
 
 def print_archived(result: ArchiveResult) -> None:

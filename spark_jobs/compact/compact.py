@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -140,6 +141,8 @@ class CompactResult:
     holes: int = 0
     """Number of units in the middle of queues that no longer stand for a record."""
     index_files: int = 0
+    left_out: list[str] = field(default_factory=list)
+    """Names in the store of FIFOs, sockets, devices and links to nothing, which are not in the new store."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds by step."""
 
@@ -201,6 +204,26 @@ def refuse_unknown_queues(store: StoreFiles) -> None:
     for name in file_names.NOT_SUPPORTED:
         if store.names(name):
             raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
+
+
+def _copy(source: str, target: str, name: str) -> list[str]:
+    """Copy a file, or a directory with what is in it, through links. Return the names of what has no contents to copy:
+    FIFOs, sockets, devices and links to nothing. `name`: that of the source in its store. Raises OSError."""
+    try:
+        mode = os.stat(source).st_mode
+    except FileNotFoundError:
+        return [name]
+    if stat.S_ISREG(mode):
+        shutil.copy2(source, target)
+        return []
+    if not stat.S_ISDIR(mode):
+        return [name]
+    os.makedirs(target, exist_ok=True)
+    left_out = []
+    for child in sorted(os.listdir(source)):
+        left_out += _copy(os.path.join(source, child), os.path.join(target, child), f"{name}/{child}")
+    shutil.copystat(source, target)
+    return left_out
 
 
 class _Compaction:
@@ -494,11 +517,7 @@ class _Compaction:
         for name in self._store.names(""):
             if name in _WRITTEN_ANEW or name in _LEFT_OUT:
                 continue
-            source, target = os.path.join(root, name), new.join(name)
-            if os.path.isdir(source):
-                shutil.copytree(source, target)
-            else:
-                shutil.copy2(source, target)
+            self._result.left_out += _copy(os.path.join(root, name), new.join(name), name)
         os.makedirs(new.join(file_names.CONFIG), exist_ok=True)
         # The old checkpoint's notes on consume queues are about the old files: the broker makes new ones.
         offsets = spill.OffsetMap(new.scratch)

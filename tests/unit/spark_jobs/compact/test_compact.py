@@ -24,6 +24,7 @@ from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.superseded import Superseded
 from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.spark_jobs.cli.output import print_compacted
 from duemq.spark_jobs.compact import compact as compacting
 from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
 from duemq.spark_jobs.errors import JobError
@@ -540,6 +541,24 @@ def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path, monkeypatch:
     subprocess.run(["rm", "-r", str(tmp_path / "old/batchconsumequeue")], check=True)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     assert "are needed there" in refused(tmp_path / "old", tmp_path / "new")
+
+
+def test_what_has_no_contents_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The other files of a store are copied through links; a FIFO or a link to nothing ended the run at its last
+    step."""
+    new_broker(tmp_path / "old", 1 << 20).close()
+    folder = tmp_path / "old/config/kept"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"content")
+    (folder / "link").symlink_to("file")
+    (folder / "nowhere").symlink_to("missing")
+    os.mkfifo(folder / "fifo")
+    result = run(tmp_path / "old", tmp_path / "new")
+    assert result.left_out == ["config/kept/fifo", "config/kept/nowhere"]
+    assert sorted(os.listdir(tmp_path / "new/config/kept")) == ["file", "link"]
+    assert (tmp_path / "new/config/kept/link").read_bytes() == b"content"
+    print_compacted(result)
+    assert "config/kept/fifo is a FIFO, a socket, a device or a link to nothing" in capsys.readouterr().out
 
 
 def test_an_empty_directory_is_a_target(tmp_path: Path) -> None:
