@@ -57,9 +57,6 @@ $(VENV)/.pip: | $(BIN)/python
 # Without compiled files: Python compiles a module when it is first imported, and most never are.
 $(VENV)/.dev: pyproject.toml | $(VENV)/.pip
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[broker,spark,dev]'
-	@# Only pyiceberg's own commands need rich. Where it is installed, structlog imports it: 60 ms for each process that
-	@# logs, and tests start hundreds.
-	@$(BIN)/pip uninstall --quiet --disable-pip-version-check --yes rich
 	@touch $@ $(VENV)/.broker
 
 # The tests also run with the oldest Spark that pyproject.toml allows.
