@@ -15,6 +15,8 @@ SPARK := tests/spark
 # Tests in none of these lists run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 LEFT := storeless process faults scheduler mqtt
+# Those that need no peer.
+EARLY := scheduler faults
 # Spark's tests that need no Spark: they have a broker read generated stores, and a browser show reports.
 storeless := $(patsubst %,tests/spark/%.py,tables/test_generated test_report)
 process := tests/process
@@ -78,15 +80,18 @@ peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test p
 
 test: ## Install the peers and run all tests except the soak tests
 	@# pip works on one processor, so both installations run at once. The unit tests need no peer, so they run while peers
-	@# are installed.
+	@# are installed, and so do other parts if that takes more than some seconds.
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(VENV)/.oldest-spark
 	@rm -rf .part && mkdir .part; \
 	run() { name=$$1; shift; "$$@" > .part/$$name.log 2>&1; echo $$? > .part/$$name.status; }; \
 	take() { mkdir .part/$$1 2>/dev/null && run "$$@"; }; \
-	left() { $(foreach part,$(LEFT),take $(part) env $(if $(filter tests/unit/%,$($(part))),$(MEMORY)) $(PYTEST) -p no:cacheprovider $($(part));) }; \
+	$(foreach part,$(LEFT),$(part)() { take $(part) env $(if $(filter tests/unit/%,$($(part))),$(MEMORY)) $(PYTEST) -p no:cacheprovider $($(part)); };) \
+	left() { $(foreach part,$(LEFT),$(part);) }; \
+	early() { sleep 5; $(foreach part,$(EARLY),[ -e .part/peers ] || $(part);) }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
-	$(MAKE) --no-print-directory peers || { pkill -P $$unit; exit 1; }; \
+	early & early=$$!; \
+	$(MAKE) --no-print-directory peers || { pkill -P $$unit; pkill -P $$early; exit 1; }; touch .part/peers; \
 	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; left; } & \
 	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(storeless)) $(SPARK); left; } & \
 	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(SPARK) $(foreach part,$(LEFT),$($(part)))); failed=$$?; \

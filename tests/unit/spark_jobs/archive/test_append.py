@@ -31,7 +31,7 @@ from duemq.spark_jobs.compact.compact import compact
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.store_files import StoreFiles
-from tests.soak import examples
+from tests.soak import examples, sampled
 from tests.unit.spark_jobs import forked
 from tests.unit.spark_jobs.compact_world import ODD_MS, START_MS, Broker, new_broker, with_odd_times
 from tests.unit.spark_jobs.forked import exit_code
@@ -334,8 +334,13 @@ def append_and_die(store: str, target: str, form: str, at: str) -> None:
     append(store, table, name="a", workers=1)
 
 
-@every_format
-@pytest.mark.parametrize("at", ["file 2", "commit", "after"])
+@pytest.mark.parametrize(
+    ("form", "at"),
+    sampled(
+        [(form, at) for form in FORMATS for at in ("file 2", "commit", "after")],
+        [("parquet", "file 2"), ("parquet", "commit"), ("parquet", "after"), ("iceberg", "commit"), ("delta", "after")],
+    ),
+)
 def test_a_killed_run(world: World, tmp_path: Path, form: str, at: str) -> None:
     """A run killed with SIGKILL after some files, right before the commit, or right after it, leaves a table that the
     next run completes."""
