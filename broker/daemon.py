@@ -88,6 +88,7 @@ class Broker:
         self._make_workers = workers
         self._make_budget = budget
         self._running: Running | None = None
+        self._stopping: asyncio.Task[str | None] | None = None
 
     @property
     def running(self) -> Running:
@@ -195,9 +196,12 @@ class Broker:
         )
 
     async def stop(self) -> str | None:
-        """Stop the broker. Return None if everything acknowledged is durable, otherwise why it may not be. Raises
+        """Stop the broker. Return None if everything acknowledged is durable, otherwise why it may not be. A stop that
+        has begun goes on even if this call is cancelled; further calls wait for it, and return the same. Raises
         RuntimeError if the broker has not started."""
-        return await self.running.stop()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self.running.stop())
+        return await asyncio.shield(self._stopping)
 
     def _bind(self, opened: ExitStack) -> list[socket.socket]:
         """Return sockets bound to the ports, which `opened` closes. Raises ConfigError."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -80,6 +81,8 @@ class LogOutput:
         self._why = why
 
     def _work(self) -> None:
+        # The main thread decides what a signal does. It may block one, which would then come to this thread.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             with self._change:
                 while not self._lines and not self._is_closed:

@@ -24,6 +24,8 @@ from duemq.storage.errors import StoreError
 EXIT_CONFIG = 2
 EXIT_STORE = 3
 
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals that end a broker."""
 _NO_MEMORY: Final = b"duemq: memory ran out; the next start recovers the store. Give the broker more memory\n"
 """Encoded in advance: once memory has run out, building it may fail."""
 
@@ -122,9 +124,9 @@ async def _run(config: BrokerConfig, origin: Origin, log_format: str) -> str | N
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(on_loop_error)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            loop.add_signal_handler(number, stopped.set)
+    ending = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    for number in ending:
+        loop.add_signal_handler(number, stopped.set)
     await broker.start()
     # All objects that exist now stay, so the collector need not look at them again. Later it rarely finds anything.
     gc.collect()
@@ -144,6 +146,17 @@ async def _run(config: BrokerConfig, origin: Origin, log_format: str) -> str | N
     if bridge is not None:
         await bridge.stop()
     unclean = await broker.stop()
+    _ignore(loop, ending)
     if broker.failed.done():
         return f"stopped, because the store accepts nothing more: {broker.failed.result()}"
     return f"stopped, but not cleanly; the next start recovers: {unclean}" if unclean is not None else None
+
+
+def _ignore(loop: asyncio.AbstractEventLoop, signals: Sequence[signal.Signals]) -> None:
+    """Ignore signals that a loop has handled. The broker has stopped: a second SIGTERM would only change the exit code,
+    which tells how the stop went."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # without its handler, one that comes here would end the process
+    for number in signals:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

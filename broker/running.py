@@ -117,7 +117,8 @@ class Running:
                     parts.popleft()
                 if parts and budget.is_spent:
                     return 0.0
-            done.set_result(None)
+            if not done.done():  # the loop has ended, and cancelled the stop
+                done.set_result(None)
             return None
 
         if self.core.store.health.verdict is Verdict.POISONED:

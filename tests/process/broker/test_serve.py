@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -60,6 +61,25 @@ async def test_a_signal_stops_it_cleanly(tmp_path: Path, number: int) -> None:
     assert broker.returncode == 0
     assert log_lines(broker)[-1]["event"] == "stopped"
     assert not (broker.store / "abort").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_further_signals_do_not_change_the_exit_code(tmp_path: Path, number: int) -> None:
+    """A supervisor or a user may send a signal again at any moment of the stop, its last ones included."""
+    broker = DuemqBroker(tmp_path, is_warm=True)
+    await broker.start()
+
+    async def send_signals() -> None:
+        while broker.running:
+            os.kill(broker.pid, number)
+            await asyncio.sleep(0)
+
+    os.kill(broker.pid, number)
+    sending = asyncio.create_task(send_signals())
+    await broker.stop()
+    with contextlib.suppress(ProcessLookupError):
+        await sending
+    assert broker.returncode == 0
 
 
 async def test_it_tells_systemd_when_it_is_ready_and_when_it_goes(

@@ -500,6 +500,26 @@ async def test_a_stop_that_cannot_flush_ends_and_says_so(life: Life, monkeypatch
     assert await broker.stop() is None
 
 
+@pytest.mark.parametrize("turns_before", [0, 1, 2, 3, 5, 10])
+async def test_a_stop_that_is_cancelled_goes_on(life: Life, turns_before: int) -> None:
+    """Further stops wait for it, and have the same result, also once it has ended."""
+    broker = await life.start()
+    assert (await broker.connect().ask(send("T", b"x"))).code == 0
+    stopping = asyncio.ensure_future(broker.stop())
+    for _ in range(turns_before):
+        await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    again = asyncio.ensure_future(broker.stop())
+    while not again.done():
+        await life.pass_time(0.1)
+    assert (again.result(), await broker.stop()) == (None, None)
+    broker = await life.start()
+    assert await life.bodies(broker) == [b"x"]
+    assert await broker.stop() is None
+
+
 async def test_a_port_that_is_taken_ends_the_start_before_there_is_a_store(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
