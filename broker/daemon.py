@@ -104,8 +104,9 @@ class Broker:
         return self.running.storage.watcher.failed
 
     async def start(self) -> None:
-        """Start; the broker listens when this returns. A start that fails leaves the store unchanged. Raises
-        ConfigError, StoreError, OSError, AuthStoreError, AclFileError."""
+        """Start; the broker listens when this returns. A start that fails because of what it reads leaves
+        the store unchanged (invariant 6 of ARCHITECTURE). Raises ConfigError, StoreError, OSError, AuthStoreError,
+        AclFileError."""
         began = time.monotonic()
         config, settings, loop = self.config, self.settings, asyncio.get_running_loop()
         with ExitStack() as opened:

@@ -93,7 +93,9 @@ class ConfigFile:
         return {}
 
     def require_files(self) -> None:
-        """Check that the file and its backup are regular files or do not exist. Raises StoreFormatError, OSError."""
+        """Check that the file and its backup are regular files or do not exist, and that their directory is one or does
+        not exist. Raises StoreFormatError, OSError."""
+        self._files.require_directory(os.path.dirname(self.path))
         self._files.require_file(self.path)
         self._files.require_file(self.backup)
 

@@ -114,6 +114,9 @@ class Files(Protocol):
         path is a directory, a pipe, a socket, a device or a broken link, or if a directory has the name of its
         temporary file, PATH.tmp; OSError."""
 
+    def require_directory(self, path: str) -> None:
+        """Check that a path is a directory or a link to one, or does not exist. Raises StoreFormatError."""
+
     def list(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; an empty list where there is no directory. Raises OSError."""
 
@@ -449,6 +452,11 @@ class OsFiles:
         _status(path)
         if os.path.isdir(f"{path}.tmp"):
             raise StoreFormatError(f"{path}.tmp", "is a directory, but temporary files get this name; move it away")
+
+    def require_directory(self, path: str) -> None:
+        """Check that a path is a directory or a link to one, or does not exist. Raises StoreFormatError."""
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise StoreFormatError(path, "is neither a directory nor a link to one; move it away")
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; an empty list where there is no directory. Raises OSError."""

@@ -929,7 +929,9 @@ def _check(config: BrokerConfig) -> BrokerConfig:
     try:
         socket.inet_pton(socket.AF_INET6 if ":" in config.advertised_host else socket.AF_INET, config.advertised_host)
     except OSError:
-        raise ConfigError(f"brokerIP1={config.advertised_host}: write an IP address") from None
+        # Without brokerIP1, clients get the address that the broker listens on.
+        name = "bindAddress" if config.advertised_host == config.host else "brokerIP1"
+        raise ConfigError(f"{name}={config.advertised_host}: write an IP address") from None
     if config.max_message_size + 65536 > config.commitlog_segment_size:
         raise ConfigError(
             f"maxMessageSize={config.max_message_size} does not fit into commitlog files of "

@@ -199,6 +199,10 @@ class SimulatedFiles:
         if path in self.folders:
             raise StoreFormatError(path, "is a directory")
 
+    def require_directory(self, path: str) -> None:
+        if path in self.names:
+            raise StoreFormatError(path, "is a file")
+
     def list(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
         inside = (

@@ -223,6 +223,10 @@ class Disk:
         if path in self.directories:
             raise StoreFormatError(path, "is a directory")
 
+    def require_directory(self, path: str) -> None:
+        if path in self.names:
+            raise StoreFormatError(path, "is a file")
+
     def list(self, path: str) -> list[str]:
         self.operate("list", path)
         prefix = path.rstrip("/") + "/"

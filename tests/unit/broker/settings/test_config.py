@@ -258,6 +258,7 @@ def test_a_setting_without_a_value_is_refused() -> None:
         (["messageDelayLevel=1x"], "messageDelayLevel=1x"),
         (["messageDelayLevel="], "messageDelayLevel="),
         (["brokerIP1=broker.example"], "brokerIP1=broker.example: write an IP address"),
+        (["bindAddress=broker.example"], "bindAddress=broker.example: write an IP address"),
         (["maxMessageSize=8000000", "mappedFileSizeCommitLog=8000000"], "does not fit"),
         (["deleteWhen=4"], "deleteWhen=4"),
         (["timerPrecisionMs=500"], "timerPrecisionMs=500: only 1000 is possible, since the slots of a store would be"),

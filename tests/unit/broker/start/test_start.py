@@ -399,7 +399,7 @@ async def test_commitlog_files_that_are_missing_and_needed_are_told(
     await life.write(cleanly=cleanly)
     whole = copy_tree(life.root, tmp_path / "whole")
     for path in sorted((life.root / "commitlog").iterdir())[gone]:
-        path.unlink()
+        path.unlink(missing_ok=True)
     found = life.tree()
     if gone == slice(0, 2) and cleanly:
         # As retention leaves it: the missing files are not needed to open the store.
@@ -447,7 +447,7 @@ def gone(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 KINDS = [
@@ -457,13 +457,16 @@ KINDS = [
 ]
 
 
+@pytest.mark.parametrize("cleanly", [True, False])
 @pytest.mark.parametrize(("kind", "name"), KINDS)
 async def test_what_is_not_of_its_kind_ends_a_start_with_one_sentence_that_names_it(
-    life: Life, kind: Callable[[Path], None], name: str
+    life: Life, kind: Callable[[Path], None], name: str, cleanly: bool
 ) -> None:
-    await life.write(cleanly=False)
+    await life.write(cleanly=cleanly)
     kind(life.root / name)
+    found = life.tree()
     assert name in await life.refused()
+    assert life.tree() == found
 
 
 @pytest.mark.parametrize("kind", [a_file, gone])
