@@ -27,8 +27,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -41,11 +39,12 @@ from duemq.scheduler.levels import runs, service
 from duemq.scheduler.timers.files.small_files import StartFacts
 from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.spark_jobs.audit.matching import BUCKET_BYTES
-from duemq.spark_jobs.compact import decide, deleted, scan, state
+from duemq.spark_jobs.compact import decide, deleted, other_files, scan, state
 from duemq.spark_jobs.compact import lost as compact_lost
 from duemq.spark_jobs.compact.decide import Decided, DecideTask, MapTask
 from duemq.spark_jobs.compact.deleted import Owners
 from duemq.spark_jobs.compact.lost import MatchTask, ReadTask
+from duemq.spark_jobs.compact.other_files import OtherFiles
 from duemq.spark_jobs.compact.scan import Scanned, ScanTask
 from duemq.spark_jobs.compact.state import DoneRules, StoreState
 from duemq.spark_jobs.errors import JobError
@@ -206,26 +205,6 @@ def refuse_unknown_queues(store: StoreFiles) -> None:
             raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
 
 
-def _copy(source: str, target: str, name: str) -> list[str]:
-    """Copy a file, or a directory with what is in it, through links. Return the names of what has no contents to copy:
-    FIFOs, sockets, devices and links to nothing. `name`: that of the source in its store. Raises OSError."""
-    try:
-        mode = os.stat(source).st_mode
-    except FileNotFoundError:
-        return [name]
-    if stat.S_ISREG(mode):
-        shutil.copy2(source, target)
-        return []
-    if not stat.S_ISDIR(mode):
-        return [name]
-    os.makedirs(target, exist_ok=True)
-    left_out = []
-    for child in sorted(os.listdir(source)):
-        left_out += _copy(os.path.join(source, child), os.path.join(target, child), f"{name}/{child}")
-    shutil.copystat(source, target)
-    return left_out
-
-
 class _Compaction:
     """One run of a compaction."""
 
@@ -238,6 +217,7 @@ class _Compaction:
         self._options = options
         self._report = report
         self._ranges: list[Range] = []
+        self._other_files = OtherFiles([], [])
         self._result = CompactResult()
         self._done = self._total = 0
         self._step_began = time.perf_counter()
@@ -252,6 +232,10 @@ class _Compaction:
 
     def run(self) -> CompactResult:
         store, result = self._store, self._result
+        # First, since a link may be refused.
+        names = [name for name in store.names("") if name not in _WRITTEN_ANEW and name not in _LEFT_OUT]
+        self._other_files = other_files.find(store.local_path, names, self._new.path)
+        result.left_out = self._other_files.left_out
         result.disk_before = disk_usage(store.local_path)
         self._ranges = plan(store, self._options.range_size)
         size = sum(part.end - part.start for part in self._ranges)
@@ -513,11 +497,8 @@ class _Compaction:
     def _write_small(
         self, store_state: StoreState, laid_out: Layout, scanned: list[Scanned], decided: list[Decided], index_ms: int
     ) -> None:
-        root, new = self._store.local_path, self._new
-        for name in self._store.names(""):
-            if name in _WRITTEN_ANEW or name in _LEFT_OUT:
-                continue
-            self._result.left_out += _copy(os.path.join(root, name), new.join(name), name)
+        new = self._new
+        other_files.copy(self._store.local_path, self._other_files.copied, new.path)
         os.makedirs(new.join(file_names.CONFIG), exist_ok=True)
         # The old checkpoint's notes on consume queues are about the old files: the broker makes new ones.
         offsets = spill.OffsetMap(new.scratch)

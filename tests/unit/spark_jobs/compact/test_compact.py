@@ -3,8 +3,10 @@ goes on with the result unchanged."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -559,6 +561,58 @@ def test_what_has_no_contents_is_left_out(tmp_path: Path, capsys: pytest.Capture
     assert (tmp_path / "new/config/kept/link").read_bytes() == b"content"
     print_compacted(result)
     assert "config/kept/fifo is a FIFO, a socket, a device or a link to nothing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("leads_to", [".", "..", "../..", "/", "../../new.partial", "back", "/proc/self"])
+def test_a_circle_of_links_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads_to: str) -> None:
+    """A link to the directory that it lies in was followed, and the store copied into itself until the disk was
+    full."""
+    new_broker(tmp_path / "old", 1 << 20).close()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/up").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "old/config/back").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "old/config/a").symlink_to(leads_to)
+    monkeypatch.setattr(compacting, "plan", lambda *_: pytest.fail("the work began"))
+    with pytest.raises(JobError) as found:
+        compact(str(tmp_path / "old"), str(tmp_path / "new"), workers=1)
+    assert str(found.value).startswith(f"{tmp_path}/old/config/a")
+    assert "has this link or the new store in it, so a copy would have no end; remove the link" in str(found.value)
+    assert len(str(found.value).splitlines()) == 1
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "old"]
+
+
+def test_links_to_other_directories_are_followed(tmp_path: Path) -> None:
+    new_broker(tmp_path / "old", 1 << 20).close()
+    (tmp_path / "elsewhere/folder").mkdir(parents=True)
+    (tmp_path / "elsewhere/folder/file").write_bytes(b"content")
+    (tmp_path / "elsewhere/again").symlink_to("folder")
+    (tmp_path / "elsewhere").chmod(0o555)
+    (tmp_path / "old/config/kept").symlink_to(tmp_path / "elsewhere")
+    run(tmp_path / "old", tmp_path / "new")
+    kept = tmp_path / "new/config/kept"
+    assert not kept.is_symlink()
+    assert kept.stat().st_mode & 0o777 == 0o555
+    assert (kept / "folder/file").read_bytes() == (kept / "again/file").read_bytes() == b"content"
+
+
+def test_a_file_that_cannot_be_copied_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing to a descriptor fails without a file's name."""
+    new_broker(tmp_path / "old", 1 << 20).close()
+    (tmp_path / "old/config/kept").write_bytes(b"content")
+
+    def fail(source: str, target: str) -> None:
+        if source.endswith("kept"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(shutil, "copy2", fail)
+    with pytest.raises(
+        JobError, match=r"^[^ ]*/old/config/kept: cannot be copied to .*/config/kept: Invalid argument$"
+    ):
+        compact(str(tmp_path / "old"), str(tmp_path / "new"), workers=1)
+    (tmp_path / "old/config/kept").unlink()
+    (tmp_path / "old/config/kept").symlink_to("kept")
+    with pytest.raises(JobError, match=r"^[^ ]*/old/config/kept: is a link that leads back to itself"):
+        compact(str(tmp_path / "old"), str(tmp_path / "new"), workers=1)
 
 
 def test_an_empty_directory_is_a_target(tmp_path: Path) -> None:
