@@ -6,6 +6,8 @@ import errno
 import os
 from typing import Final
 
+from duemq.storage.errors import NotRegular
+
 
 class JobError(Exception):
     """A job cannot be done. The text says in one line what is wrong and what to do."""
@@ -30,6 +32,9 @@ class NotKept(JobError):
     """The results of an earlier run cannot be used; the text says why. The run reads the missing parts again."""
 
 
+_NOT_REGULAR: Final = (
+    "is not a regular file but a FIFO, a socket or a device, which jobs do not read; move it away, or put the file back"
+)
 _HINTS: Final = {
     errno.EACCES: "this user may not read it; run the job as a user who may",
     errno.EPERM: "this user may not read it; run the job as a user who may",
@@ -46,5 +51,7 @@ def cannot_read(path: str, error: OSError) -> CannotRead:
     hint = _HINTS.get(error.errno or 0)
     if error.errno == errno.ENOENT and error.filename and os.path.islink(error.filename):
         hint = f"is a link to {os.readlink(error.filename)}, which does not exist; put that back, or remove the link"
+    if isinstance(error, NotRegular):
+        hint = _HINTS[errno.EISDIR] if os.path.isdir(error.filename) else _NOT_REGULAR
     lines = str(error.strerror or error).splitlines() or [type(error).__name__]
     return CannotRead(f"{path}: {hint or f'cannot be read: {lines[0]}'}")

@@ -11,6 +11,7 @@ StoreError
 ├── NotInMemory         a read would have to wait for the disk, which is not allowed now: see `Files.may_wait`
 ├── NotDurable          a sync failed: bytes written before it may be missing on the disk, even if a later
 │                       sync succeeds; also an OSError
+├── NotRegular          a path that a caller gave is not a regular file; also an OSError
 ├── QueueCheckDamaged   the file queuecheck is damaged, from some byte on; its readers catch this
 └── RecordIllegal       the store does not accept messages of this kind
     └── RecordTooLarge  the message is larger than the store accepts
@@ -97,6 +98,10 @@ class NotInMemory(StoreError):
 
 class NotDurable(StoreError, OSError):
     """A sync failed. Has the errno of the system's error, and `filename`."""
+
+
+class NotRegular(StoreError, OSError):
+    """A path that a caller gave is not a regular file. Has `filename`."""
 
 
 def has_no_room(error: BaseException) -> bool:

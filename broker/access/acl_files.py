@@ -31,10 +31,10 @@ from duemq.broker.access import acl_file
 from duemq.broker.access.accounts import Accounts, PlainAccount
 from duemq.broker.access.acl_file import AclFile, Table
 from duemq.broker.errors import AclFileError, ChangeRefused
-from duemq.broker.regular_files import read_regular
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.requests.bodies import DataVersion
 from duemq.storage.files import Files
+from duemq.storage.regular_files import read_regular
 
 log = structlog.get_logger(__name__)
 

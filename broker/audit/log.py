@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import structlog
 
-from duemq.broker.regular_files import open_regular
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.frames import fastjson
+from duemq.storage.regular_files import open_regular
 
 log = structlog.get_logger(__name__)
 

@@ -14,12 +14,12 @@ from duemq.broker.access import acl_file
 from duemq.broker.doctor.findings import Finding, error, ok, warning
 from duemq.broker.errors import AclFileError, ConfigError
 from duemq.broker.net.tls import TlsMode
-from duemq.broker.regular_files import read_regular
 from duemq.broker.settings.config import BrokerConfig, check_exposure, credentials_of, free_codes
 from duemq.broker.tls import contexts, options
 from duemq.broker.tls.options import Identity
 from duemq.protocol.codes import RequestCode
 from duemq.storage import file_names
+from duemq.storage.regular_files import read_regular
 
 _KNOWN_SECRETS: Final = frozenset({"5Jx0v3n7QmZt2cYw", "b8TqKp4sVd6Lr1Hg", "12345678", "secretkey", "rocketmq"})
 """Secrets in this project's documentation and in RocketMQ's examples."""

@@ -23,13 +23,13 @@ import structlog
 
 from duemq.broker.errors import ConfigError
 from duemq.broker.net.tls import TlsMode
-from duemq.broker.regular_files import open_regular, read_regular
 from duemq.broker.settings.config import BrokerConfig
 from duemq.broker.tls import options as tls_options
 from duemq.broker.tls.options import Identity, TlsOptions
 from duemq.broker.tls.validity import valid_until_ms
 from duemq.broker.workers import Background, Workers
 from duemq.storage.clock import Clock
+from duemq.storage.regular_files import open_regular, read_regular
 
 log = structlog.get_logger(__name__)
 

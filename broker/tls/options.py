@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from duemq.broker.errors import ConfigError
 from duemq.broker.net.tls import TlsMode
-from duemq.broker.regular_files import open_regular
 from duemq.broker.settings import broker_conf
 from duemq.broker.settings.config import DEFAULT_TLS_FILE, FIELDS, BrokerConfig, parse_value
+from duemq.storage.regular_files import open_regular
 
 _OUTSIDE: Final = frozenset({"tls.server.mode", "tls.enable", "tls.config.file"})
 """Settings that have no effect in the file, as in RocketMQ."""

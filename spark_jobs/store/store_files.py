@@ -32,6 +32,7 @@ from duemq.spark_jobs.store.local_files import file_system, is_local, local_path
 from duemq.spark_jobs.store.walks import Range, Segment, walks
 from duemq.storage import file_names
 from duemq.storage.durability import checkpoint
+from duemq.storage.errors import NotRegular
 from duemq.storage.log.commitlog import DEFAULT_SEGMENT_SIZE
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues import extension
@@ -39,6 +40,7 @@ from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as DEFAULT_Q
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
 from duemq.storage.queues.consume_queue import UNIT as _UNIT
 from duemq.storage.queues.tags_codes import unit_tags_code
+from duemq.storage.regular_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -84,7 +86,7 @@ def _size_of(entry: os.DirEntry[str], *, is_file: bool) -> int | None:
     if is_file and stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), entry.path)
     if is_file and not stat.S_ISREG(status.st_mode):  # reading a pipe would block
-        raise OSError(errno.EINVAL, "is not a regular file", entry.path)
+        raise NotRegular(errno.EINVAL, "is not a regular file", entry.path)
     return status.st_size
 
 
@@ -318,7 +320,9 @@ class StoreFiles:
             # Locks are not visible through a URI. A broker that is stopped in order removes the file `abort`.
             return not self.is_clean
         try:
-            fd = os.open(self._local(file_names.LOCK), os.O_RDONLY)
+            fd = open_regular(self._local(file_names.LOCK))
+        except NotRegular as error:
+            raise self._cannot(file_names.LOCK, error) from None
         except OSError:
             return False
         try:
@@ -403,7 +407,7 @@ class StoreFiles:
         if not self.is_local:
             return segment.size
         try:
-            fd = os.open(self._local(segment.path), os.O_RDONLY)
+            fd = open_regular(self._local(segment.path))
         except OSError as error:
             raise self._cannot(segment.path, error) from None
         try:
@@ -613,7 +617,7 @@ class StoreFiles:
         is no such file."""
         try:
             if self.is_local:
-                with open(self._local(path), "rb", buffering=0) as file:
+                with os.fdopen(open_regular(self._local(path)), "rb", buffering=0) as file:
                     data = os.pread(file.fileno(), size, at)
                     while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
                         data += piece  # an unreadable page ends a piece, and raises when the next one begins with it
@@ -636,7 +640,7 @@ class StoreFiles:
             raise self._cannot(path, error) from None
 
     def _fill(self, path: str, at: int, buffer: memoryview) -> int:
-        fd = os.open(self._local(path), os.O_RDONLY)
+        fd = open_regular(self._local(path))
         try:
             done = 0
             while done < len(buffer):
@@ -652,7 +656,7 @@ class StoreFiles:
         """Read a small file of the store; None where it is missing. Raises CannotRead."""
         try:
             if self.is_local:
-                with open(self._local(name), "rb") as file:
+                with os.fdopen(open_regular(self._local(name)), "rb") as file:
                     return file.read()
             system, root = self._remote()
             with system.open_input_file(f"{root.rstrip('/')}/{name}") as remote:

@@ -21,9 +21,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.errors import JobError, cannot_read
 from duemq.spark_jobs.store.local_files import local_path, reason, size_text
 from duemq.storage import file_names
+from duemq.storage.errors import NotRegular
+from duemq.storage.regular_files import open_regular
 
 _SYNC_THREADS: Final = 4
 _SPARE_BYTES: Final = 64 << 20
@@ -118,10 +120,11 @@ def sync(path: str) -> None:
 
 @contextlib.contextmanager
 def held(store_path: str) -> Iterator[None]:
-    """Keep brokers from opening a store meanwhile. Raises JobError if one has it open."""
+    """Keep brokers from opening a store meanwhile. Raises JobError if one has it open,
+    CannotRead if the lock file is not a regular file."""
     path = os.path.join(store_path, file_names.LOCK)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_regular(path, os.O_RDWR)
     except FileNotFoundError:
         # Without the file no broker ever had the store open, and a starting broker makes it before it writes anything.
         yield
@@ -131,6 +134,8 @@ def held(store_path: str) -> Iterator[None]:
             f"{path}: cannot be opened, so the job cannot tell whether a broker has the store open; run it as a user "
             "who may"
         ) from None
+    except NotRegular as error:
+        raise cannot_read(path, error) from None
     try:
         try:
             # Java's FileChannel.tryLock is an fcntl lock on the first byte, and so is duemq's. This one belongs to the

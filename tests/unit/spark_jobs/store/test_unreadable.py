@@ -71,6 +71,12 @@ def pipe(path: Path) -> str:
     return "is not a regular file"
 
 
+def device(path: Path) -> str:
+    remove(path)
+    path.symlink_to("/dev/zero")
+    return "is not a regular file"
+
+
 def no_json(path: Path) -> str:
     remove(path)
     path.write_text('{"broken')
@@ -85,10 +91,10 @@ def no_table(path: Path) -> str:
 
 HARMS: list[tuple[str, Callable[[Path], str]]] = [
     *((name, harm) for name in FILES for harm in (directory, nowhere, loop)),
+    *((name, harm) for name in (*FILES, "lock") for harm in (pipe, device)),
+    ("lock", directory),
     *((name, harm) for name in FOLDERS for harm in (file, nowhere, loop)),
     *((name, harm) for name in FILES if name.endswith(".json") for harm in (no_json, no_table)),
-    ("commitlog/00000000000000008192", pipe),
-    ("consumequeue/orders/3/00000000000000000000", pipe),
 ]
 
 

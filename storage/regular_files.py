@@ -1,4 +1,5 @@
-"""Reads files of accounts, certificates and settings, which people and programs replace while the broker runs.
+"""Opens files that people and programs replace: accounts, certificates and settings while the broker runs, and the
+files of stores and archives that jobs read.
 
 A path may have become something else: opening a FIFO waits for a writer, and a device may have no end. So a file that
 is not a regular one is refused, without waiting.
@@ -10,10 +11,12 @@ import errno
 import os
 import stat
 
+from duemq.storage.errors import NotRegular
+
 
 def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """Open a regular file, and return its descriptor. `flags`, `mode`: as for os.open. Raises OSError, with the path
-    and the reason, also if the path is not a regular file."""
+    """Open a regular file, and return its descriptor. `flags`, `mode`: as for os.open. Raises OSError with the
+    path and the reason, NotRegular if the path is not a regular file."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -32,5 +35,5 @@ def read_regular(path: str, limit: int) -> bytes:
         return file.read(limit)
 
 
-def _not_regular(path: str) -> OSError:
-    return OSError(errno.EINVAL, "is not a regular file", path)
+def _not_regular(path: str) -> NotRegular:
+    return NotRegular(errno.EINVAL, "is not a regular file", path)
