@@ -15,9 +15,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.errors import CannotRead, JobError, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, reason, shown
 from duemq.spark_jobs.writers.new_directory import sync
+from duemq.storage.regular_files import open_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +80,7 @@ class Directory:
         import pyarrow.parquet as pq
 
         if self.is_local and os.path.exists(self._local(name)):
+            self._check(name)
             return pq.ParquetFile(self._local(name)).read(columns=columns)
         data = self.read(name)
         if data is None:
@@ -92,6 +94,7 @@ class Directory:
 
         try:
             if self.is_local:
+                self._check(name)
                 raw = pa.OSFile(self._local(name), "rb")
             else:
                 system, root = self._remote()
@@ -116,7 +119,7 @@ class Directory:
         """Read a file; None where it is missing."""
         try:
             if self.is_local:
-                with open(self._local(name), "rb") as file:
+                with os.fdopen(self._open_local(name), "rb") as file:
                     return file.read()
             system, root = self._remote()
             with system.open_input_file(f"{root}/{name}") as remote:
@@ -221,6 +224,21 @@ class Directory:
         sync(head)
         return size
 
+    def _open_local(self, name: str) -> int:
+        """Open a file of this machine for reading, and return its descriptor. Raises FileNotFoundError; CannotRead if
+        it is not a regular file, such as a FIFO, which would wait for a writer."""
+        path = self._local(name)
+        try:
+            return open_regular(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise cannot_read(path, error) from None
+
+    def _check(self, name: str) -> None:
+        """Raise the errors of `_open_local`: pyarrow, which opens files by their paths, would wait there."""
+        os.close(self._open_local(name))
+
     def _local(self, name: str) -> str:
         return os.path.join(self._uri, name)
 
@@ -237,7 +255,7 @@ class Directory:
         return known[self._uri]
 
     def _failed(self, error: OSError) -> JobError:
-        return JobError(f"{self.path}: {reason(error)}")
+        return error if isinstance(error, CannotRead) else JobError(f"{self.path}: {reason(error)}")
 
 
 def _fill(path: str, fill: Callable[[IO[bytes]], object]) -> int:

@@ -291,6 +291,24 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     assert tree(tmp_path / "old") == tree(tmp_path / "back")
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "state.tar.zst", "damaged.parquet", "messages", "consume_queue"])
+def test_a_file_of_an_archive_that_is_not_a_regular_one_is_refused(tmp_path: Path, name: str) -> None:
+    """A FIFO hung the run."""
+    odd(tmp_path / "old").close()
+    archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
+    path = tmp_path / "archive" / name
+    path = next(path.rglob("*.parquet")) if path.is_dir() else path
+    path.unlink()
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir):
+        make(path)
+        with pytest.raises(JobError) as caught:
+            restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
+        why = "a directory, and a file belongs there" if make is os.mkdir else "not a regular file but a FIFO, a socket"
+        assert str(caught.value).startswith(f"{path}: is {why}")
+        assert sorted(os.listdir(tmp_path)) == ["archive", "old"]
+        path.rmdir() if make is os.mkdir else path.unlink()
+
+
 def test_several_processes_do_as_one_does(tmp_path: Path) -> None:
     busy(tmp_path / "old").close()
     archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=2)
