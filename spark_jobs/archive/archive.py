@@ -55,7 +55,9 @@ _NOT_STATE: Final = {
     file_names.INDEX,
     file_names.ABORT,
     file_names.ABORT + file_names.BACKUP,
+    SCRATCH,
 }
+"""Names in a store that state.tar.zst has nothing of: a restore writes the first three, and its tasks have SCRATCH."""
 _DAMAGED: Final = pa.schema([("physical_offset", pa.int64()), ("reason", pa.string()), ("bytes", pa.binary())])
 
 
@@ -364,7 +366,7 @@ def _restore(
     )
     step("consume queues")
     with archived.open("state.tar.zst", "zstd") as stream:
-        state.read(stream, new.path)
+        state.read(stream, new.path, but=_NOT_STATE)
     if with_index:
         counts = [len(load(new.scratch, f"{number}.items")) for number in range(len(manifest.parts))]
         for task in index.plan(new.scratch, new.join(file_names.INDEX, ""), counts, time.time()):

@@ -17,7 +17,7 @@ import itertools
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import IO, Final, NamedTuple
 
 from duemq.spark_jobs.errors import JobError
@@ -69,30 +69,31 @@ def write(stream: IO[bytes], root: str, names: Iterable[str]) -> None:
             _add(tar, root, name)
 
 
-def read(stream: IO[bytes], root: str) -> None:
-    """Extract a tar below a root. Raises OSError, and TarError also for a member that would lie or lead outside the
-    root."""
+def read(stream: IO[bytes], root: str, *, but: Collection[str] = ()) -> None:
+    """Extract a tar below a root. `but`: names in the root of what others write, of which the tar must have nothing.
+    Raises OSError, and TarError also for a member that would lie or lead outside the root."""
     try:
         os.makedirs(root, exist_ok=True)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             # Each member is checked once those before it are extracted.
             if _HAS_FILTERS:
-                tar.extractall(root, _checked(tar, root), filter="data")
+                tar.extractall(root, _checked(tar, root, but), filter="data")
             else:
-                tar.extractall(root, map(_as_data, _checked(tar, root), itertools.repeat(root)))
+                tar.extractall(root, map(_as_data, _checked(tar, root, but), itertools.repeat(root)))
     except (ValueError, KeyError, OverflowError) as error:  # tarfile lets these through for some damaged members
         raise tarfile.TarError(f"a member of the tar is damaged: {error}") from error
 
 
-def _checked(tar: tarfile.TarFile, root: str) -> Iterator[tarfile.TarInfo]:
+def _checked(tar: tarfile.TarFile, root: str, but: Collection[str]) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar of `write`. Raises TarError for one that would lie outside the root, passes over a
-    link, or leads outside, and for a device or a FIFO.
+    link, or leads outside, for a device or a FIFO, and for one that is `but`, or a hard link to it.
 
     No path is resolved: `os.path.realpath` stops without saying so where a path is longer than the system allows. It
     need not be, since no name passes over a link, and a link goes up only at its beginning, from a real directory."""
     for info in tar:
         if not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
             raise tarfile.TarError(f"{info.name}: is a device or a FIFO")
+        _refuse_others(info, info.name, but)
         _refuse_links(info, info.name, root)
         if info.issym():
             info.linkname = os.path.normpath(info.linkname)  # as the filter `data` of later Pythons does
@@ -101,9 +102,17 @@ def _checked(tar: tarfile.TarFile, root: str) -> Iterator[tarfile.TarInfo]:
         if info.islnk():
             # A hard link to a symbolic link would be that link in another directory, and lead elsewhere.
             _refuse_links(info, info.linkname, root)
+            _refuse_others(info, info.linkname, but)  # a later member of the same name would be written into it
             if not os.path.isfile(os.path.join(root, info.linkname)):
                 raise tarfile.TarError(f"{info.name}: would be a link to {info.linkname}, which is not there")
         yield info
+
+
+def _refuse_others(info: tarfile.TarInfo, name: str, but: Collection[str]) -> None:
+    """Check that a name of a member is none of `but`, and not below one. Raises TarError."""
+    top = next((part for part in name.split("/") if part not in ("", ".")), "")
+    if top in but:
+        raise tarfile.TarError(f"{info.name}: a tar of the other files has nothing of {top}; use an intact archive")
 
 
 def _refuse_links(info: tarfile.TarInfo, name: str, root: str) -> None:

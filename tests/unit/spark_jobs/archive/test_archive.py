@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -307,6 +308,21 @@ def test_a_file_of_an_archive_that_is_not_a_regular_one_is_refused(tmp_path: Pat
         assert str(caught.value).startswith(f"{path}: is {why}")
         assert sorted(os.listdir(tmp_path)) == ["archive", "old"]
         path.rmdir() if make is os.mkdir else path.unlink()
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index", "abort", ".scratch"])
+def test_the_tar_of_an_archive_has_no_records_and_no_queues(tmp_path: Path, name: str) -> None:
+    """A member overwrote a file of the new commitlog."""
+    odd(tmp_path / "old").close()
+    archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
+    with (
+        pa.CompressedOutputStream(str(tmp_path / "archive/state.tar.zst"), "zstd") as stream,
+        tarfile.open(fileobj=stream, mode="w|") as tar,
+    ):
+        tar.addfile(tarfile.TarInfo(f"{name}/00000000000000000000" if name != "abort" else name))
+    with pytest.raises(JobError, match=f"has nothing of {name}"):
+        restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
+    assert sorted(os.listdir(tmp_path)) == ["archive", "old"]
 
 
 def test_several_processes_do_as_one_does(tmp_path: Path) -> None:

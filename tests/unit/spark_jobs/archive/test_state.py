@@ -90,6 +90,26 @@ def test_files_come_back_and_their_holes_do(root: Path, tmp_path: Path) -> None:
     assert sum(path.stat().st_blocks * 512 for path in back.rglob("*")) < 2 << 20
 
 
+@pytest.mark.usefixtures("any_python")
+@pytest.mark.parametrize(
+    ("name", "kind", "target"),
+    [
+        ("commitlog/00000000000000000000", tarfile.REGTYPE, ""),
+        ("./commitlog", tarfile.DIRTYPE, ""),
+        ("commitlog", tarfile.SYMTYPE, "config"),
+        ("config/file", tarfile.LNKTYPE, "commitlog/00000000000000000000"),
+        ("config/file", tarfile.LNKTYPE, ".//commitlog/00000000000000000000"),
+    ],
+)
+def test_what_others_write_is_not_overwritten(tmp_path: Path, name: str, kind: bytes, target: str) -> None:
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog/00000000000000000000").write_bytes(b"records")
+    members = [("config", tarfile.DIRTYPE, ""), (name, kind, target), (name, tarfile.REGTYPE, "")]
+    with pytest.raises(tarfile.TarError, match="has nothing of commitlog"):
+        state.read(io.BytesIO(tar_of(members)), str(tmp_path), but={"commitlog"})
+    assert (tmp_path / "commitlog/00000000000000000000").read_bytes() == b"records"
+
+
 def test_gnu_tar_reads_it(root: Path, tmp_path: Path) -> None:
     (tmp_path / "state.tar").write_bytes(packed(root))
     back = tmp_path / "back"
