@@ -24,14 +24,14 @@ import os
 import tarfile
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from duemq.protocol.records.record import END_MARKER, MAGIC_END
 from duemq.spark_jobs.archive import rows, state
-from duemq.spark_jobs.archive.rows import ArchivePart, RestoreTask, WriteTask
+from duemq.spark_jobs.archive.rows import ArchivePart, Count, RestoreTask, WriteTask
 from duemq.spark_jobs.compact.compact import BytesDone, disk_usage, refuse_unknown_queues
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
@@ -39,7 +39,7 @@ from duemq.spark_jobs.store.local_files import is_local, real_path, reason, refu
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
 from duemq.spark_jobs.writers import archived_queues, index
-from duemq.spark_jobs.writers.archived_queues import QueuesTask
+from duemq.spark_jobs.writers.archived_queues import QueuesTask, RestoreQueuesTask
 from duemq.spark_jobs.writers.new_directory import SCRATCH, NewDirectory, held
 from duemq.spark_jobs.writers.new_remote_directory import NewRemoteDirectory
 from duemq.spark_jobs.writers.spill import load
@@ -71,12 +71,12 @@ class ArchiveManifest(msgspec.Struct):
     """The broker that had the store last: duemq or rocketmq."""
     archived_ms: int
     is_restorable: bool
-    segment_size: int
+    segment_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
     """Size of the commitlog's files."""
-    segments: list[int]
+    segments: list[Count]
     """First physical offsets of the commitlog's files."""
-    records: int
-    size: int
+    records: Count
+    size: Count
     """Size of all records."""
     parts: list[ArchivePart]
     """The ranges, in the order of their physical offsets."""
@@ -274,6 +274,26 @@ def read_manifest(archive_path: str) -> ArchiveManifest:
     return manifest
 
 
+def _why_not_whole(manifest: ArchiveManifest) -> str | None:
+    """Return which statements of a manifest contradict each other; None if none do."""
+    size, segments, parts = manifest.segment_size, manifest.segments, manifest.parts
+    if any(first % size for first in segments) or segments != sorted(set(segments)):
+        return f"its segments are not the offsets of files of {size} bytes"
+    if sum(part.records for part in parts) != manifest.records or sum(part.size for part in parts) != manifest.size:
+        return "its parts have other records than it says in all"
+    last = 0
+    for part in parts:
+        first = part.start - part.start % size
+        if first not in segments or not last <= part.start <= part.end <= first + size:
+            return f"its part from {part.start} to {part.end} does not fit its segments and other parts"
+        if part.marker != -1 and not part.start <= part.marker <= part.end:
+            return f"its part from {part.start} on has a marker at {part.marker}"
+        if sum(part.files.values()) != part.records or (part.size and not part.records):
+            return f"its part from {part.start} on has other records than its files"
+        last = part.end
+    return None
+
+
 def restore(
     archive_path: str,
     out_path: str,
@@ -288,6 +308,9 @@ def restore(
     manifest states."""
     directory = Directory(archive_path)
     manifest = read_manifest(archive_path)
+    why = _why_not_whole(manifest)
+    if why is not None:
+        raise JobError(f"{directory.path}/manifest.json: {why}; use an intact archive")
     if not manifest.is_restorable:
         raise JobError(
             f"{directory.path}: was made from another machine's store, while a broker had it open, or after a crash: "
@@ -360,8 +383,8 @@ def _restore(
     tasks.run(
         archived_queues.restore_queues,
         [
-            (archived, f"consume_queue/part-{number:05}.parquet", queue_directory)
-            for number in range(len(manifest.queue_files))
+            RestoreQueuesTask(archived, f"consume_queue/part-{number:05}.parquet", files, queue_directory)
+            for number, files in enumerate(manifest.queue_files)
         ],
     )
     step("consume queues")
@@ -381,6 +404,10 @@ def _restore(
 def _restore_damaged(archived: Directory, directory: str, segment_size: int) -> None:
     table = archived.read_table("damaged.parquet")
     for row in table.to_pylist():
+        if row["physical_offset"] % segment_size + len(row["bytes"]) > segment_size:
+            raise JobError(
+                f"{archived.path}/damaged.parquet: what it has from {row['physical_offset']} on fits no file"
+            )
         _write_at(directory, segment_size, row["physical_offset"], row["bytes"])
 
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -93,17 +94,21 @@ PARQUET: Final[dict[str, Any]] = {
 _RESTORED: Final = [name for name in SCHEMA.names if name not in ("keys", "tags", "unique_key", "properties")]
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number of things or bytes, or a physical offset, in the manifest."""
+
+
 class ArchivePart(NamedTuple):
     """A range in the manifest. `files`: number of rows by name below messages/. `marker`: physical offset of the end
     marker that closes the file behind the range, -1 without one. `damaged`: the task's file of damaged stretches, empty
     without. `topics`: records, bytes, first and last store time by topic."""
 
-    start: int
-    end: int
-    records: int
-    size: int
-    marker: int
-    files: dict[str, int]
+    start: Count
+    end: Count
+    records: Count
+    size: Count
+    marker: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+    files: dict[str, Count]
     damaged: str
     topics: dict[str, tuple[int, int, int, int]]
 
@@ -306,6 +311,9 @@ def read(task: RestoreTask) -> int:
         offsets, sizes = offsets[order], sizes[order]
         if int(sizes.sum()) != part.size or (offsets[1:] < offsets[:-1] + sizes[:-1]).any():
             raise JobError(f"{task.archive.path}: the records from {part.start} on are not those of the manifest")
+        file_end = part.start - part.start % task.segment_size + task.segment_size
+        if offsets[0] < part.start or offsets[-1] >= part.end or offsets[-1] + sizes[-1] > file_end:
+            raise JobError(f"{task.archive.path}: there are other records than those from {part.start} to {part.end}")
         records = [record for table in tables for record in _records(table)]
         data = b"".join([records[at] for at in order.tolist()])
         if len(data) != part.size:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
-from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
+from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles, is_segment
 from duemq.storage import file_names
 from duemq.storage.log.copies import UNITS
 
@@ -58,17 +58,30 @@ def _plain(column: pa.Array) -> pa.Array:
     return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
 
-def restore_queues(task: tuple[Directory, str, str]) -> int:
-    """Restore the files of consume queues in one file of the archive; return the number of units. `task`: the archive's
-    directory, the name of the file in it, and the directory to write below. Raises JobError, OSError."""
-    archived, path, directory = task
-    table = archived.read_table(path)
+class RestoreQueuesTask(NamedTuple):
+    """A file of an archive to restore the files of consume queues from. `name`: of the file in the archive; `files`:
+    those of the store in it, by the manifest; `directory`: that of the new consume queues."""
+
+    archive: Directory
+    name: str
+    files: list[str]
+    directory: str
+
+
+def restore_queues(task: RestoreQueuesTask) -> int:
+    """Restore the files of consume queues in one file of the archive; return the number of units. Raises JobError,
+    OSError."""
+    path, directory = f"{task.archive.path}/{task.name}", task.directory
+    table = task.archive.read_table(task.name)
     codes = table["file"].combine_chunks().dictionary_encode()
     indices = codes.indices.to_numpy()
     for code, name in enumerate(codes.dictionary.to_pylist()):
+        if name not in task.files:
+            raise JobError(f"{path}: has the file {name}, which the manifest does not have there")
         rows = table.filter(pa.array(indices == code))
         target = os.path.normpath(os.path.join(directory, os.path.relpath(name, file_names.CONSUME_QUEUES)))
-        if not target.startswith(os.path.join(os.path.normpath(directory), "")):
+        is_below = target.startswith(os.path.join(os.path.normpath(directory), ""))
+        if not is_below or not is_segment(os.path.basename(name)):
             raise JobError(f"{path}: names the file {name}, which is not part of a consume queue")
         units = np.zeros(rows.num_rows, UNITS)
         units["physical_offset"] = rows["physical_offset"].to_numpy()

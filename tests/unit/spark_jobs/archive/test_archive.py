@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -277,9 +278,13 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "archive/manifest.json").read_text())
     name, rows = next(iter(manifest["parts"][0][5].items()))
     manifest["parts"][0][5][name] = rows + 1
+    manifest["parts"][0][2] += 1
+    manifest["records"] += 1
     (tmp_path / "archive/manifest.json").write_text(json.dumps(manifest))
     assert f"the manifest says {rows + 1}" in refusal()
     manifest["parts"][0][5][name] = rows
+    manifest["parts"][0][2] -= 1
+    manifest["records"] -= 1
     (tmp_path / "archive/manifest.json").write_text(json.dumps(manifest))
     path = tmp_path / "archive/messages" / name
     content = path.read_bytes()
@@ -323,6 +328,68 @@ def test_the_tar_of_an_archive_has_no_records_and_no_queues(tmp_path: Path, name
     with pytest.raises(JobError, match=f"has nothing of {name}"):
         restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
     assert sorted(os.listdir(tmp_path)) == ["archive", "old"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"segment_size": 0}, "Expected `int` >= 1 - at `$.segment_size`"),
+        ({"segment_size": 1 << 62}, "Expected `int` <= 2147483648 - at `$.segment_size`"),
+        ({"segment_size": SEGMENT + 1}, f"its segments are not the offsets of files of {SEGMENT + 1} bytes"),
+        ({"segments": [-5]}, "Expected `int` >= 0 - at `$.segments"),
+        ({"segments": []}, "does not fit its segments"),
+        ({"segments": [0, 1]}, f"its segments are not the offsets of files of {SEGMENT} bytes"),
+        ({"segments": [0, 0]}, f"its segments are not the offsets of files of {SEGMENT} bytes"),
+        ({"records": 5}, "its parts have other records than it says in all"),
+        ({"size": -1}, "Expected `int` >= 0 - at `$.size`"),
+        ({"size": 5}, "its parts have other records than it says in all"),
+        ({"parts": []}, "its parts have other records than it says in all"),
+        ({"queue_files": [["consumequeue/T/0/x"]]}, "which the manifest does not have there"),
+    ],
+)
+def test_a_manifest_that_states_other_contents_is_refused(tmp_path: Path, changes: dict[str, object], why: str) -> None:
+    odd(tmp_path / "old").close()
+    archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
+    path = tmp_path / "archive/manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(JobError, match=re.escape(why)):
+        restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
+    assert sorted(os.listdir(tmp_path)) == ["archive", "old"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({0: 1 << 20, 1: 2 << 20}, "does not fit its segments"),
+        ({1: 100, 4: -1}, "there are other records than those from 0 to 100"),
+        ({0: 100}, "there are other records than those from 100 to"),
+        ({0: -1}, "Expected `int` >= 0"),
+        ({4: 1 << 40}, f"has a marker at {1 << 40}"),
+        ({5: {}}, "has other records than its files"),
+    ],
+)
+def test_a_part_that_states_other_contents_is_refused(tmp_path: Path, change: dict[int, object], why: str) -> None:
+    odd(tmp_path / "old").close()
+    archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
+    path = tmp_path / "archive/manifest.json"
+    manifest = json.loads(path.read_text())
+    part = manifest["parts"][0]
+    for at, value in change.items():
+        part[at] = value
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(JobError, match=re.escape(why)):
+        restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
+    assert sorted(os.listdir(tmp_path)) == ["archive", "old"]
+
+
+def test_a_damaged_stretch_that_fits_no_file_is_refused(tmp_path: Path) -> None:
+    """It would have made a file of the commitlog larger than the others."""
+    odd(tmp_path / "old").close()
+    archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
+    rows = {"physical_offset": [SEGMENT - 5], "reason": ["bad"], "bytes": [b"x" * 10]}
+    pq.write_table(pa.table(rows), tmp_path / "archive/damaged.parquet")
+    with pytest.raises(JobError, match=rf"damaged.parquet: what it has from {SEGMENT - 5} on fits no file"):
+        restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
 
 
 def test_several_processes_do_as_one_does(tmp_path: Path) -> None:
