@@ -175,10 +175,11 @@ def append(
     Tasks as for `compact.compact`. Raises JobError if the store is not the one that was appended under this name, was
     cut, or has lost records to expiry that the table does not have."""
     store = StoreFiles.open(store_path)
+    refuse_within(store_path, table.path)  # before anything is made there
     refuse_unknown_queues(store)
     try:
         with table.begin(lambda marks_of: name or _name_of(store, store_path, marks_of)) as run:
-            refuse_within(store_path, run.directory.path)
+            refuse_within(store_path, run.directory.path)  # a catalog may have the table anywhere
             if adopt:
                 begin, expired = _adopted_end(store, run.mark), 0
             else:

@@ -51,6 +51,7 @@ class DeltaTable:
             )
         self.columns: Sequence[str] = [name for name in COLUMNS.names if name not in _PARTITIONS]
         self._directory = Directory(path)
+        self.path: str | None = self._directory.path
         self._uri = self._directory.path.rstrip("/")
         self._options = _options(path)
 

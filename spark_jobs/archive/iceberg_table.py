@@ -47,6 +47,7 @@ class IcebergTable:
         if catalog is None:
             local_path(path)
         self._path, self._catalog = path, catalog
+        self.path = path if catalog is None else None
         self.columns: Sequence[str] = COLUMNS.names
 
     @contextlib.contextmanager

@@ -56,6 +56,7 @@ class ParquetTable:
         # Partitions are read from the names of directories. The topic is in the files too, as in an archive.
         self.columns: Sequence[str] = [name for name in COLUMNS.names if name not in ("store", "day")]
         self._directory = Directory(path)
+        self.path: str | None = self._directory.path
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
         """Return the marks of the stores that have a committed run; none for a new table. Raises JobError."""

@@ -89,6 +89,8 @@ class Table(Protocol):
     """Whether files lie in directories by partition."""
     columns: Sequence[str]
     """The columns within the files; the values of the others are given with each file."""
+    path: str | None
+    """The path or URI of the directory that `begin` makes; None for a table that a catalog finds."""
 
     def begin(self, name_of: NameOf) -> AbstractContextManager[TableRun]:
         """Prepare to append a store; give a run, which holds what it needs until the context ends. Raises JobError."""

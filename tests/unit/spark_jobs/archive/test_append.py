@@ -452,6 +452,16 @@ def test_what_is_no_such_table_is_refused(world: World, tmp_path: Path, form: st
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["notes.txt"]
 
 
+@every_format
+def test_a_table_in_the_store_is_refused_before_anything_is_made(world: World, tmp_path: Path, form: str) -> None:
+    """A refused run left the directory of the table, with its lock, in the store."""
+    world.grow(5)
+    before = sorted(world.root.rglob("*"))
+    with pytest.raises(JobError, match="table: lies in the store that is read"):
+        world.append(world.root / "table", form)
+    assert sorted(world.root.rglob("*")) == before
+
+
 @pytest.mark.parametrize(("form", "library"), [("iceberg", "pyiceberg"), ("delta", "deltalake")])
 def test_a_library_that_is_missing(
     world: World, tmp_path: Path, form: str, library: str, monkeypatch: pytest.MonkeyPatch
