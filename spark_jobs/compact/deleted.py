@@ -66,7 +66,7 @@ class Owners(NamedTuple):
 
 
 def owners_of(store: StoreFiles, checkpoint: Checkpoint) -> Owners:
-    """Return the facts about deleted topics in a store at rest."""
+    """Return the facts about deleted topics in a store at rest. Raises CannotRead."""
     firsts: dict[tuple[str, int], First | None] = {}
     for file in store.queue_files():
         key = file.topic, file.queue_id
@@ -80,9 +80,11 @@ def owners_of(store: StoreFiles, checkpoint: Checkpoint) -> Owners:
 
 
 def _removed(store: StoreFiles, checkpoint: Checkpoint) -> dict[str, int]:
-    """Return duemq's own note of deleted topics; empty if another broker had the store since, which makes it void."""
+    """Return duemq's own note of deleted topics; empty if another broker had the store since, which makes it void.
+    Raises CannotRead."""
     if store.written_by != "duemq" or checkpoint.is_foreign or queue_check.NAME not in checkpoint.notes:
         return {}
+    store.read_head(file_names.QUEUE_CHECK)  # the storage's own error for a file of another kind is no JobError
     root = store.local_path
     file_size = next((file.size for file in store.queue_files()), UNITS.itemsize)
     path, queues = os.path.join(root, file_names.QUEUE_CHECK), os.path.join(root, file_names.CONSUME_QUEUES)

@@ -4,12 +4,14 @@ belong to no topic."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
+from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import Broker, as_apache, new_broker
 
@@ -144,3 +146,18 @@ def test_topics_that_no_table_tells_of_stay(tmp_path: Path) -> None:
     (tmp_path / "old/config/topics.json").write_text('{"topicConfigTable":{}}')
     assert run(tmp_path / "old", tmp_path / "newest").removed == {}
     assert StoreFiles.open(str(tmp_path / "newest")).queue_files() == []
+
+
+def test_a_note_that_is_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    """The run ended with a traceback."""
+    broker = new_broker(tmp_path / "old")
+    broker.send("stays", b"x")
+    broker.close()
+    path = tmp_path / "old/queuecheck"
+    path.unlink()
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir):
+        make(path)
+        with pytest.raises(JobError, match=rf"^{path}: is (not a regular file|a directory)[^\n]*; move it away"):
+            run(tmp_path / "old", tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+        path.rmdir() if make is os.mkdir else path.unlink()
