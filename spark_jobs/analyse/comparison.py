@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from duemq.spark_jobs.audit.audit import MAX_LISTED, Cluster, Lateness, Offender, Summary
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import local_path
+from duemq.storage.regular_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -128,7 +129,7 @@ class Earlier:
 def read_before(directory: str) -> Before:
     """Return what a comparison needs of an audit, from its files in a directory. Raises JobError if they are missing or
     damaged."""
-    with _readable(directory), open(os.path.join(directory, "audit.json"), "rb") as file:
+    with _readable(directory), os.fdopen(open_regular(os.path.join(directory, "audit.json")), "rb") as file:
         return msgspec.json.decode(file.read(), type=Before)
 
 
@@ -231,7 +232,8 @@ def _further_behind(before: Mapping[tuple[str, str], int], lags: Sequence[Lag]) 
 
 
 def _identities(directory: str) -> pa.Table:
-    return _identity(pq.read_table(os.path.join(directory, "offenders.parquet"), columns=list(_IDENTITY)))
+    with os.fdopen(open_regular(os.path.join(directory, "offenders.parquet")), "rb") as file:
+        return _identity(pq.read_table(file, columns=list(_IDENTITY)))
 
 
 def _identity(table: pa.Table) -> pa.Table:

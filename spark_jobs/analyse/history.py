@@ -3,11 +3,14 @@ history.jsonl."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from duemq.spark_jobs.errors import cannot_read
 from duemq.spark_jobs.store.local_files import real_path
+from duemq.storage.regular_files import open_regular
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.analysis import Analysis
@@ -71,13 +74,15 @@ def run_of(analysis: Analysis) -> RunFigures:
 
 def read_history(path: str) -> list[RunFigures]:
     """Return the runs in a history.jsonl, in the order of its lines; none if there is no file. Invalid lines are left
-    out."""
+    out. Raises CannotRead."""
     runs = []
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             lines = file.read().splitlines()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise cannot_read(path, error) from None
     for line in lines:
         try:
             runs.append(msgspec.json.decode(line, type=RunFigures))

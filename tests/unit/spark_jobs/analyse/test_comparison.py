@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -197,6 +198,13 @@ def test_what_is_no_audit_is_told(tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_text("[1]")
     with pytest.raises(JobError, match="cannot be read"):
         Earlier(str(tmp_path))
+    for name in ("audit.json", "offenders.parquet"):
+        write_audit(given_by.summary(), tmp_path)
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(JobError, match=rf"cannot be read: .*is not a regular file: '{tmp_path}/{name}'"):
+            Earlier(str(tmp_path))
+        (tmp_path / name).unlink()
     with pytest.raises(JobError, match="this has to be a directory of this machine"):
         Earlier("hdfs://name-node/report")
 

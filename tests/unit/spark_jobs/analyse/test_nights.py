@@ -118,6 +118,23 @@ def test_what_cannot_be_read_is_not_compared_and_the_night_before_it_is(tmp_path
     assert comparison.known == {"lost": 2}
 
 
+@pytest.mark.parametrize("name", ["night.json", "audit.json", "offenders.parquet", "../history.jsonl", "../index.html"])
+def test_a_pipe_in_the_folder_of_nights_is_told_or_passed_over(tmp_path: Path, name: str) -> None:
+    """Opening it waited for a writer."""
+    run(tmp_path, night(0, 2))
+    run(tmp_path, night(1, 1))
+    path = tmp_path / NAMES[1] / name
+    path.unlink()
+    os.mkfifo(path)
+    if name.startswith(".."):
+        with pytest.raises(JobError, match="is not a regular file"):
+            run(tmp_path, night(2, 2))
+        return
+    comparison, _ = run(tmp_path, night(2, 2))
+    assert comparison is not None
+    assert comparison.known == {"lost": 2}
+
+
 def test_nights_that_are_too_many_are_removed_the_oldest_first(tmp_path: Path) -> None:
     for day in range(5):
         assert run(tmp_path, night(day), keep=3)[1] == []

@@ -194,6 +194,19 @@ def test_what_is_not_as_it_was_written_does_not_count(shared: Shared, kind: str,
     assert world.told == []
 
 
+def test_a_pipe_among_what_was_kept_does_not_count(shared: Shared) -> None:
+    """Opening it waited for a writer."""
+    world = shared.anew()
+    for path in [*files_of(world, "manifest"), *files_of(world, "figures")]:
+        path.unlink()
+        os.mkfifo(path)
+    same(world.found(world.state), shared.expected, "pipe")
+    assert ["is not a regular file" in line for line in world.told] == [True]
+    world.told.clear()
+    same(world.found(world.state), shared.expected, "and once more")
+    assert world.told == []
+
+
 @pytest.mark.parametrize("harm", [flip, halve, os.unlink], ids=["flipped", "truncated", "missing"])
 def test_ranges_that_are_not_as_written_are_read(shared: Shared, harm: Callable[[Path], None]) -> None:
     world = shared.anew()
