@@ -52,6 +52,7 @@ def _find(found: OtherFiles, root: str, name: str, on_the_way: tuple[str, ...]) 
     found.copied.append(name)
     if os.path.islink(path) and stat.S_ISDIR(mode):
         real = os.path.realpath(path)
+        on_the_way = (*on_the_way, os.path.realpath(os.path.dirname(path)))
         if any(os.path.commonpath((real, other)) == real for other in on_the_way):
             raise JobError(
                 f"{path}: is a link to {os.readlink(path)}, a directory that has this link or the new store in it, so "

@@ -563,7 +563,7 @@ def test_what_has_no_contents_is_left_out(tmp_path: Path, capsys: pytest.Capture
     assert "config/kept/fifo is a FIFO, a socket, a device or a link to nothing" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("leads_to", [".", "..", "../..", "/", "../../new.partial", "back", "/proc/self"])
+@pytest.mark.parametrize("leads_to", [".", "..", "../..", "/", "../../new.partial", "back"])
 def test_a_circle_of_links_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads_to: str) -> None:
     """A link to the directory that it lies in was followed, and the store copied into itself until the disk was
     full."""
@@ -575,7 +575,8 @@ def test_a_circle_of_links_is_refused_at_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(compacting, "plan", lambda *_: pytest.fail("the work began"))
     with pytest.raises(JobError) as found:
         compact(str(tmp_path / "old"), str(tmp_path / "new"), workers=1)
-    assert str(found.value).startswith(f"{tmp_path}/old/config/a")
+    where = "old/config/a/up" if leads_to == "back" else "old/config/a"
+    assert str(found.value).startswith(f"{tmp_path}/{where}: is a link to ")
     assert "has this link or the new store in it, so a copy would have no end; remove the link" in str(found.value)
     assert len(str(found.value).splitlines()) == 1
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "old"]
