@@ -402,7 +402,7 @@ def _restore(
 
 
 def _restore_damaged(archived: Directory, directory: str, segment_size: int) -> None:
-    table = archived.read_table("damaged.parquet")
+    table = archived.read_table("damaged.parquet", _DAMAGED.names)
     for row in table.to_pylist():
         if row["physical_offset"] % segment_size + len(row["bytes"]) > segment_size:
             raise JobError(

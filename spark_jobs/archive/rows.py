@@ -91,6 +91,8 @@ PARQUET: Final[dict[str, Any]] = {
     "use_dictionary": ["topic", "tags", "store"],
 }
 """Options for writing files of messages."""
+_LATER: Final = ("store_ms", "born_ms")
+"""Columns that older archives do not have."""
 _RESTORED: Final = [name for name in SCHEMA.names if name not in ("keys", "tags", "unique_key", "properties")]
 
 
@@ -299,7 +301,7 @@ def read(task: RestoreTask) -> int:
     if part.records:
         tables = []
         for name, rows in part.files.items():
-            table = task.archive.read_table(f"messages/{name}", _RESTORED)
+            table = task.archive.read_table(f"messages/{name}", _RESTORED, may_lack=_LATER)
             if table.num_rows != rows:
                 raise JobError(
                     f"{task.archive.path}: messages/{name} has {table.num_rows} rows, the manifest says {rows}"

@@ -12,7 +12,7 @@ import io
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from duemq.spark_jobs.errors import CannotRead, JobError, cannot_read
@@ -75,8 +75,17 @@ class Directory:
         except OSError as error:
             raise self._failed(error) from None
 
-    def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        """Read a Parquet file. Raises JobError if it is missing, and pa.ArrowException if it is not a Parquet file."""
+    def read_table(self, name: str, columns: list[str] | None = None, *, may_lack: Collection[str] = ()) -> pa.Table:
+        """Read a Parquet file. `columns`: those to read; None: all. `may_lack`: those of them that it need not have.
+        Raises JobError if the file or a column is missing, and pa.ArrowException if it is not a Parquet file."""
+        table = self._read_table(name, columns)
+        lacking = sorted({*(columns or ())} - {*table.column_names, *may_lack})
+        if lacking:
+            raise JobError(f"{self.path}: {name} has no column {lacking[0]}; use an intact archive")
+        return table
+
+    def _read_table(self, name: str, columns: list[str] | None) -> pa.Table:
+        """Read a Parquet file, as `read_table` does, with those of the columns that it has. Raises JobError."""
         import pyarrow.parquet as pq
 
         if self.is_local and os.path.exists(self._local(name)):

@@ -11,7 +11,7 @@ A tags code that is an address in consumequeue_ext stays an address: the archive
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,9 @@ from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles, is_segment
 from duemq.storage import file_names
 from duemq.storage.log.copies import UNITS
+
+_RESTORED: Final = ["file", "file_size", "queue_offset", "physical_offset", "record_size", "tags_code"]
+"""Columns that a restore reads."""
 
 
 class QueuesTask(NamedTuple):
@@ -72,7 +75,7 @@ def restore_queues(task: RestoreQueuesTask) -> int:
     """Restore the files of consume queues in one file of the archive; return the number of units. Raises JobError,
     OSError."""
     path, directory = f"{task.archive.path}/{task.name}", task.directory
-    table = task.archive.read_table(task.name)
+    table = task.archive.read_table(task.name, _RESTORED)
     codes = table["file"].combine_chunks().dictionary_encode()
     indices = codes.indices.to_numpy()
     for code, name in enumerate(codes.dictionary.to_pylist()):

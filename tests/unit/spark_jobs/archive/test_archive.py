@@ -382,6 +382,27 @@ def test_a_part_that_states_other_contents_is_refused(tmp_path: Path, change: di
     assert sorted(os.listdir(tmp_path)) == ["archive", "old"]
 
 
+@pytest.mark.parametrize(
+    ("name", "column"), [("messages", "body"), ("consume_queue", "file_size"), ("damaged.parquet", "bytes")]
+)
+def test_a_file_without_a_column_is_refused(tmp_path: Path, name: str, column: str) -> None:
+    """The run ended with a traceback."""
+    odd(tmp_path / "old").close()
+    archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
+    path = tmp_path / "archive" / name
+    path = next(path.rglob("*.parquet")) if path.is_dir() else path
+    pq.write_table(pq.ParquetFile(path).read().drop_columns([column]), path)
+    name = str(path.relative_to(tmp_path / "archive"))
+    with pytest.raises(JobError, match=re.escape(f"archive: {name} has no column {column}; use an intact archive")):
+        restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
+
+
+def test_an_archive_of_a_new_store_comes_back(tmp_path: Path) -> None:
+    new_broker(tmp_path / "old").close()
+    archived, restored = there_and_back(tmp_path / "old", tmp_path)
+    assert archived.records == restored.records == 0
+
+
 def test_a_damaged_stretch_that_fits_no_file_is_refused(tmp_path: Path) -> None:
     """It would have made a file of the commitlog larger than the others."""
     odd(tmp_path / "old").close()
