@@ -73,11 +73,13 @@ class Admin(Changing):
             nameserver,
             codec=codec,
             heartbeat=_heartbeat,
-            intervals=with_timeouts(_intervals, checks.check_timeout(connect_timeout, "connect_timeout"), timeout),
+            intervals=with_timeouts(
+                _intervals, checks.check_timeout(connect_timeout, "connect_timeout"), self._timeout
+            ),
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
         )
-        self._changes = PendingChanges(self._client, ADMIN_GROUP, timeout)
+        self._changes = PendingChanges(self._client, ADMIN_GROUP, self._timeout)
         self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False

@@ -62,7 +62,9 @@ class AuthAdmin:
             nameserver,
             codec=codec,
             heartbeat=lambda client_id: HeartbeatData(client_id, [], []),
-            intervals=with_timeouts(_intervals, checks.check_timeout(connect_timeout, "connect_timeout"), timeout),
+            intervals=with_timeouts(
+                _intervals, checks.check_timeout(connect_timeout, "connect_timeout"), self._timeout
+            ),
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
         )

@@ -143,32 +143,28 @@ class Consumer:
         _in_hand: Mapping[MessageQueue, int] | None = None,
         _complaints: Complaints | None = None,
     ) -> None:
-        _check_options(group, on_message, model, concurrency, offset_file)
-        checks.check_limits(
-            max_ahead=max_ahead, max_cached_messages=max_cached_messages, max_cached_bytes=max_cached_bytes
-        )
-        checks.check_retries(max_reconsume_times)
-        checks.check_not_negative(close_timeout, "close_timeout", "seconds, 0 or more")
+        _check_options(group, on_message, model, offset_file)
+        concurrency = checks.check_concurrency(concurrency)
         if handler_timeout is not None:
-            checks.check_timeout(handler_timeout, "handler_timeout", "seconds, more than 0, or None")
+            handler_timeout = checks.check_timeout(handler_timeout, "handler_timeout", "seconds, more than 0, or None")
         checks.check_flag(ordered, "ordered")
         _check_listeners(on_assigned=on_assigned, on_revoked=on_revoked)
         self.group = group
-        self._close_timeout = close_timeout
+        self._close_timeout = checks.check_close_timeout(close_timeout)
         config = MemberConfig(
             group=group,
             nameserver=nameserver,
             codec=codec,
             start=_read_start(from_),
-            max_reconsume_times=max_reconsume_times,
-            max_ahead=max_ahead,
-            max_cached_messages=max_cached_messages,
-            max_cached_bytes=max_cached_bytes,
+            max_reconsume_times=checks.check_retries(max_reconsume_times),
+            max_ahead=checks.check_limit(max_ahead, "max_ahead"),
+            max_cached_messages=checks.check_limit(max_cached_messages, "max_cached_messages"),
+            max_cached_bytes=checks.check_limit(max_cached_bytes, "max_cached_bytes"),
             ordered=ordered,
             exclusive=_exclusive,
             client_id=_client_id,
             in_hand=_in_hand or {},
-            close_timeout=close_timeout,
+            close_timeout=self._close_timeout,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
             local_offsets=LocalOffsets(Path(offset_file) if offset_file else None) if model == "broadcasting" else None,
@@ -419,9 +415,7 @@ def _check_listeners(**listeners: Listener | None) -> None:
             raise ArgumentError(f"{name}={listener!r} is not an async function: write `async def`")
 
 
-def _check_options(
-    group: str, on_message: Handler | None, model: Model, concurrency: int, offset_file: Path | str | None
-) -> None:
+def _check_options(group: str, on_message: Handler | None, model: Model, offset_file: Path | str | None) -> None:
     if model == "broadcasting":
         checks.check_group(group)
     else:
@@ -430,7 +424,6 @@ def _check_options(
         raise ArgumentError(f"on_message={on_message!r} is not an async function: write `async def`")
     if model not in get_args(Model):
         raise ArgumentError(f"model={model!r}: give one of {', '.join(get_args(Model))}")
-    checks.check_concurrency(concurrency)
     if offset_file is not None and not isinstance(offset_file, str | os.PathLike):
         raise ArgumentError(f"offset_file={offset_file!r}: give a path, or None")
     if offset_file is not None and model != "broadcasting":

@@ -136,16 +136,12 @@ class Producer(Changing):
         _clock: Clock = now_ms,
     ) -> None:
         checks.check_group(group)
-        checks.check_limits(
-            max_in_flight=max_in_flight, max_in_flight_bytes=max_in_flight_bytes, max_body_bytes=max_body_bytes
-        )
-        if compress_from_bytes is not None:
-            checks.check_not_negative(compress_from_bytes, "compress_from_bytes", "bytes, 0 or more, or None")
         self.group = group
+        self._max_in_flight = checks.check_limit(max_in_flight, "max_in_flight")
+        self._window = Window(self._max_in_flight, checks.check_limit(max_in_flight_bytes, "max_in_flight_bytes"))
+        self._max_body_bytes = checks.check_limit(max_body_bytes, "max_body_bytes")
+        self._compress_from_bytes = checks.check_compress_from_bytes(compress_from_bytes)
         self._timeout = checks.check_timeout(timeout)
-        self._compress_from_bytes = compress_from_bytes
-        self._max_body_bytes = max_body_bytes
-        self._max_in_flight = max_in_flight
         intervals = with_timeouts(_intervals, checks.check_timeout(connect_timeout, "connect_timeout"))
         self._client = Client(
             nameserver,
@@ -158,7 +154,6 @@ class Producer(Changing):
         if not isinstance(retries, Retries):
             longest = min(intervals.longest_pause, LONGEST_PAUSE)
             retries = Retries(times=retries, first_pause=min(intervals.first_pause, longest), longest_pause=longest)
-        self._window = Window(max_in_flight, max_in_flight_bytes)
         self._sender = Sender(self._client, group, self._window, retries, _clock)
         self._changes: PendingChanges | None = None
         self._group_api: GroupApi | None = None

@@ -626,7 +626,7 @@ class Consumer(_Facade[_consumer.Consumer]):
         if on_message is not None:
             if not callable(on_message):
                 raise ArgumentError(f"on_message={on_message!r} is no function")
-            checks.check_concurrency(concurrency)
+            concurrency = checks.check_concurrency(concurrency)
             self._threads = ThreadedHandler(group, on_message, ReceivedMessage, concurrency)
         self._inner = _consumer.Consumer(
             group,

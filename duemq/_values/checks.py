@@ -6,8 +6,11 @@ The limits are RocketMQ's (client/Validators.java and common/topic/TopicValidato
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import sys
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Final, TypeGuard
 
 from duemq.errors import ArgumentError
@@ -58,18 +61,31 @@ def check_topic_to_send(topic: str) -> None:
 
 
 def check_timeout(timeout: float, name: str = "timeout", allowed: str = "seconds, more than 0") -> float:
-    """Return a time-out, in seconds. Raises ArgumentError if it is not a number above 0. `name`, `allowed`: the name of
-    the argument and what it may be, for the error."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+    """Return a time-out, in seconds, as a float. Raises ArgumentError if it is not a number above 0. `name`, `allowed`:
+    the name of the argument and what it may be, for the error."""
+    if type(timeout) is float and timeout > 0:  # the usual case of a send with a time-out, and the cheapest check
+        return timeout
+    if not is_number(timeout) or not timeout > 0:
         raise ArgumentError(f"{name}={timeout!r}: give {allowed}")
-    return timeout
+    return float(timeout)
 
 
-def check_not_negative(value: float, name: str, allowed: str) -> None:
-    """Check a number of seconds or bytes. Raises ArgumentError if it is not a number, or is below 0. `name`, `allowed`:
-    as for `check_timeout`."""
-    if not is_number(value) or not value >= 0:
-        raise ArgumentError(f"{name}={value!r}: give {allowed}")
+def check_close_timeout(close_timeout: float) -> float:
+    """Return how long `close` waits, in seconds, as a float. Raises ArgumentError if it is not a number, or is below
+    0."""
+    if not is_number(close_timeout) or not close_timeout >= 0:
+        raise ArgumentError(f"close_timeout={close_timeout!r}: give seconds, 0 or more")
+    return float(close_timeout)
+
+
+def check_compress_from_bytes(size: float | None) -> int | None:
+    """Return the least size of a body that is compressed, in bytes, as an int; None for no compression. Raises
+    ArgumentError if it is neither None nor a number from 0 on."""
+    if size is None:
+        return None
+    if not is_number(size) or not size >= 0:
+        raise ArgumentError(f"compress_from_bytes={size!r}: give bytes, 0 or more, or None")
+    return math.ceil(size) if size < math.inf else None
 
 
 def check_flag(flag: bool, name: str) -> None:
@@ -79,8 +95,13 @@ def check_flag(flag: bool, name: str) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is an int or a float, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a value is a real number, such as an int, a float or one of NumPy's, and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """Return whether a value is an int or another library's integer, such as one of NumPy's, and not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_group(group: str) -> None:
@@ -107,26 +128,29 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
         raise ArgumentError(f"the {what} was started in another event loop; use one {what} for each loop")
 
 
-def check_limits(**limits: float) -> None:
-    """Check limits of numbers or bytes, given by the names of their arguments. Raises ArgumentError for one below 1,
-    with which a client would never send or read."""
-    for name, limit in limits.items():
-        if not is_number(limit) or not limit >= 1:
-            raise ArgumentError(f"{name}={limit!r}: give 1 or more")
+def check_limit(limit: float, name: str) -> int:
+    """Return a limit of a number of things or bytes as an int, rounded down, which allows as many; infinity becomes
+    sys.maxsize. `name`: that of the argument. Raises ArgumentError for a limit below 1, with which a client would never
+    send or read."""
+    if not is_number(limit) or not limit >= 1:
+        raise ArgumentError(f"{name}={limit!r}: give 1 or more")
+    return math.floor(limit) if limit < math.inf else sys.maxsize
 
 
-def check_concurrency(concurrency: int) -> None:
-    """Check how many messages a consumer handles at a time. Raises ArgumentError if the number is not a whole one from
-    1 to MAX_CONCURRENCY."""
-    if not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
+def check_concurrency(concurrency: int) -> int:
+    """Return how many messages a consumer handles at a time, as an int. Raises ArgumentError if the number is not a
+    whole one from 1 to MAX_CONCURRENCY."""
+    if not isinstance(concurrency, Integral) or not 1 <= concurrency <= MAX_CONCURRENCY:
         raise ArgumentError(f"concurrency={concurrency!r}: give 1 to {MAX_CONCURRENCY}")
+    return int(concurrency)
 
 
-def check_retries(times: int) -> None:
-    """Check how many times a message is retried. Raises ArgumentError if the number is more than RocketMQ's header has
-    room for, or negative: brokers would make a dead letter of each message at its first failure."""
-    if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_RETRIES:
+def check_retries(times: int) -> int:
+    """Return how many times a message is retried, as an int. Raises ArgumentError if the number is more than RocketMQ's
+    header has room for, or negative: brokers would make a dead letter of each message at its first failure."""
+    if not is_whole_number(times) or not 0 <= times <= MAX_RETRIES:
         raise ArgumentError(f"max_reconsume_times={times!r}: give a whole number from 0 (no retries) to {MAX_RETRIES}")
+    return int(times)
 
 
 def _check_name(kind: str, name: str, max_length: int) -> None:

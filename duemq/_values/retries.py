@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from duemq._values.checks import is_number
+from duemq._values.checks import is_number, is_whole_number
 from duemq.errors import ArgumentError
 
 
@@ -30,7 +30,7 @@ class Retries:
     the same time."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
+        if not is_whole_number(self.times) or self.times < 0:
             raise ArgumentError(f"retries={self.times!r}: give a number, 0 or more")
         first, longest = self.first_pause, self.longest_pause
         if not (is_number(first) and is_number(longest) and 0 < first <= longest):
@@ -40,6 +40,10 @@ class Retries:
             )
         if not is_number(self.jitter) or not 0 <= self.jitter <= 1:
             raise ArgumentError(f"jitter={self.jitter!r}: give a number from 0 to 1")
+        # The arithmetic of other libraries' numbers may differ from that of Python's; the dataclass is frozen.
+        object.__setattr__(self, "times", int(self.times))
+        for name in ("first_pause", "longest_pause", "jitter"):
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def pause(self, failures: int) -> float:
         """Return the seconds to wait after a number of failures in a row, counted from 1."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
+import sys
 from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 import duemq
@@ -91,3 +96,70 @@ def test_the_least_values_are_accepted() -> None:
     make("Producer", max_in_flight=1, max_in_flight_bytes=1, max_body_bytes=1, compress_from_bytes=0, interceptors=())
     make("Consumer", close_timeout=0, handler_timeout=None, concurrency=1, from_=0)
     make("Consumer", model="broadcasting", offset_file=None, access_key="", secret_key=None)
+
+
+@pytest.mark.parametrize(
+    ("client", "name", "where"),
+    [
+        ("Producer", "max_in_flight", "_window._most"),
+        ("Producer", "max_in_flight", "_max_in_flight"),
+        ("Producer", "max_in_flight_bytes", "_window._most_bytes"),
+        ("Producer", "max_body_bytes", "_max_body_bytes"),
+        ("Producer", "compress_from_bytes", "_compress_from_bytes"),
+        ("Producer", "timeout", "_timeout"),
+        ("Producer", "connect_timeout", "_client.intervals.connect_timeout"),
+        ("Producer", "retries", "_sender._retries.times"),
+        ("Admin", "timeout", "_timeout"),
+        ("Admin", "timeout", "_changes._timeout"),
+        ("AuthAdmin", "timeout", "_timeout"),
+        ("AuthAdmin", "connect_timeout", "_client.intervals.connect_timeout"),
+        ("Consumer", "concurrency", None),
+        ("Consumer", "max_reconsume_times", "_member._config.max_reconsume_times"),
+        ("Consumer", "max_ahead", "_member._config.max_ahead"),
+        ("Consumer", "max_cached_messages", "_inbox.max_messages"),
+        ("Consumer", "max_cached_bytes", "_inbox.max_bytes"),
+        ("Consumer", "handler_timeout", None),
+        ("Consumer", "close_timeout", "_close_timeout"),
+        ("sync.Consumer", "concurrency", None),
+        ("Retries", "times", "times"),
+        ("Retries", "longest_pause", "longest_pause"),
+    ],
+)
+def test_numbers_of_other_libraries_are_accepted_and_kept_as_those_of_python(
+    client: str, name: str, where: str | None
+) -> None:
+    kept: Any = make(client, **ALSO.get(name, {}), **{name: np.int64(5)})
+    for attribute in where.split(".") if where is not None else ():
+        kept = getattr(kept, attribute)
+    if where is not None:
+        assert (type(kept) in (int, float), kept) == (True, 5)
+
+
+def test_a_handler_gets_numbers_of_python() -> None:
+    consumer: Any = make(
+        "Consumer",
+        on_message=lambda message: None,
+        concurrency=np.uint8(2),
+        handler_timeout=np.float32(2.5),
+        close_timeout=np.int8(100),
+    )
+    assert (type(consumer._workers._timeout), consumer._workers._timeout) == (float, 2.5)
+    assert len(consumer._workers._workers) == 2
+    assert type(consumer._member._config.close_timeout) is float
+
+
+def test_fractions_of_a_limit_and_infinity_are_accepted() -> None:
+    producer: Any = make(
+        "Producer", max_in_flight=2.5, max_in_flight_bytes=math.inf, compress_from_bytes=Fraction(3, 2)
+    )
+    assert (producer._window._most, producer._window._most_bytes) == (2, sys.maxsize)
+    assert producer._compress_from_bytes == 2
+    never: Any = make("Producer", compress_from_bytes=math.inf)
+    assert never._compress_from_bytes is None
+
+
+@pytest.mark.parametrize("value", [Decimal(1), np.array([1]), np.bool_(True), 1j])
+def test_what_is_no_real_number_is_refused(value: object) -> None:
+    for client, name in (("Producer", "timeout"), ("Producer", "max_in_flight"), ("Retries", "times")):
+        with pytest.raises(ArgumentError, match="give"):
+            make(client, **{name: value})
