@@ -140,7 +140,8 @@ class PendingChanges:
         end: Time | None,
         timeout: float | None,
     ) -> Changes:
-        change = _Change(self._client, self._group, header, self._timeout if timeout is None else timeout)
+        limit = self._timeout if timeout is None else checks.check_timeout(timeout)
+        change = _Change(self._client, self._group, header, limit)
         begin_ms, end_ms = range_ms(topic, key, begin, end)
         is_selection = (key, begin, end) != (None, None, None)
         if which is None:

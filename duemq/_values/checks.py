@@ -61,21 +61,24 @@ def check_topic_to_send(topic: str) -> None:
 
 
 def check_timeout(timeout: float, name: str = "timeout", allowed: str = "seconds, more than 0") -> float:
-    """Return a time-out, in seconds, as a float. Raises ArgumentError if it is not a number above 0. `name`, `allowed`:
-    the name of the argument and what it may be, for the error."""
+    """Return a time-out, in seconds, as a float. Infinity is allowed. Raises ArgumentError if the time-out is not a
+    number above 0, or is one that no float can hold. `name`, `allowed`: the name of the argument and what it may be,
+    for the error."""
     if type(timeout) is float and timeout > 0:  # the usual case of a send with a time-out, and the cheapest check
         return timeout
-    if not is_number(timeout) or not timeout > 0:
-        raise ArgumentError(f"{name}={timeout!r}: give {allowed}")
-    return float(timeout)
+    seconds = to_float(timeout)
+    if not seconds > 0:
+        raise ArgumentError(f"{name}={shown(timeout)}: give {allowed}")
+    return seconds
 
 
 def check_close_timeout(close_timeout: float) -> float:
-    """Return how long `close` waits, in seconds, as a float. Raises ArgumentError if it is not a number, or is below
-    0."""
-    if not is_number(close_timeout) or not close_timeout >= 0:
-        raise ArgumentError(f"close_timeout={close_timeout!r}: give seconds, 0 or more")
-    return float(close_timeout)
+    """Return how long `close` waits, in seconds, as a float. Raises ArgumentError if it is not a number, is below 0, or
+    is one that no float can hold."""
+    seconds = to_float(close_timeout)
+    if not seconds >= 0:
+        raise ArgumentError(f"close_timeout={shown(close_timeout)}: give seconds, 0 or more")
+    return seconds
 
 
 def check_compress_from_bytes(size: float | None) -> int | None:
@@ -84,7 +87,7 @@ def check_compress_from_bytes(size: float | None) -> int | None:
     if size is None:
         return None
     if not is_number(size) or not size >= 0:
-        raise ArgumentError(f"compress_from_bytes={size!r}: give bytes, 0 or more, or None")
+        raise ArgumentError(f"compress_from_bytes={shown(size)}: give bytes, 0 or more, or None")
     return math.ceil(size) if size < math.inf else None
 
 
@@ -97,6 +100,23 @@ def check_flag(flag: bool, name: str) -> None:
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a real number, such as an int, a float or one of NumPy's, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def to_float(value: object) -> float:
+    """Return a number as a float. Anything else, and a number that no float can hold, become NaN, which is neither
+    above nor below any limit."""
+    try:
+        return float(value) if is_number(value) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def shown(value: object) -> str:
+    """Return the repr of an argument, for an error; a description of an int that has too many digits for Python."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"<{type(value).__name__} with too many digits to be shown>"
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:
@@ -133,7 +153,7 @@ def check_limit(limit: float, name: str) -> int:
     sys.maxsize. `name`: that of the argument. Raises ArgumentError for a limit below 1, with which a client would never
     send or read."""
     if not is_number(limit) or not limit >= 1:
-        raise ArgumentError(f"{name}={limit!r}: give 1 or more")
+        raise ArgumentError(f"{name}={shown(limit)}: give 1 or more")
     return math.floor(limit) if limit < math.inf else sys.maxsize
 
 
@@ -141,7 +161,7 @@ def check_concurrency(concurrency: int) -> int:
     """Return how many messages a consumer handles at a time, as an int. Raises ArgumentError if the number is not a
     whole one from 1 to MAX_CONCURRENCY."""
     if not isinstance(concurrency, Integral) or not 1 <= concurrency <= MAX_CONCURRENCY:
-        raise ArgumentError(f"concurrency={concurrency!r}: give 1 to {MAX_CONCURRENCY}")
+        raise ArgumentError(f"concurrency={shown(concurrency)}: give 1 to {MAX_CONCURRENCY}")
     return int(concurrency)
 
 
@@ -149,7 +169,9 @@ def check_retries(times: int) -> int:
     """Return how many times a message is retried, as an int. Raises ArgumentError if the number is more than RocketMQ's
     header has room for, or negative: brokers would make a dead letter of each message at its first failure."""
     if not is_whole_number(times) or not 0 <= times <= MAX_RETRIES:
-        raise ArgumentError(f"max_reconsume_times={times!r}: give a whole number from 0 (no retries) to {MAX_RETRIES}")
+        raise ArgumentError(
+            f"max_reconsume_times={shown(times)}: give a whole number from 0 (no retries) to {MAX_RETRIES}"
+        )
     return int(times)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from duemq._values.checks import is_number, is_whole_number
+from duemq._values.checks import is_whole_number, shown, to_float
 from duemq.errors import ArgumentError
 
 
@@ -31,19 +31,20 @@ class Retries:
 
     def __post_init__(self) -> None:
         if not is_whole_number(self.times) or self.times < 0:
-            raise ArgumentError(f"retries={self.times!r}: give a number, 0 or more")
-        first, longest = self.first_pause, self.longest_pause
-        if not (is_number(first) and is_number(longest) and 0 < first <= longest):
+            raise ArgumentError(f"retries={shown(self.times)}: give a number, 0 or more")
+        first, longest, jitter = to_float(self.first_pause), to_float(self.longest_pause), to_float(self.jitter)
+        if not 0 < first <= longest:
             raise ArgumentError(
-                f"first_pause={first!r}, longest_pause={longest!r}: give seconds, more than 0, and first_pause not "
-                "above longest_pause"
+                f"first_pause={shown(self.first_pause)}, longest_pause={shown(self.longest_pause)}: give seconds, more "
+                "than 0, and first_pause not above longest_pause"
             )
-        if not is_number(self.jitter) or not 0 <= self.jitter <= 1:
-            raise ArgumentError(f"jitter={self.jitter!r}: give a number from 0 to 1")
+        if not 0 <= jitter <= 1:
+            raise ArgumentError(f"jitter={shown(self.jitter)}: give a number from 0 to 1")
         # The arithmetic of other libraries' numbers may differ from that of Python's; the dataclass is frozen.
         object.__setattr__(self, "times", int(self.times))
-        for name in ("first_pause", "longest_pause", "jitter"):
-            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "first_pause", first)
+        object.__setattr__(self, "longest_pause", longest)
+        object.__setattr__(self, "jitter", jitter)
 
     def pause(self, failures: int) -> float:
         """Return the seconds to wait after a number of failures in a row, counted from 1."""

@@ -163,3 +163,38 @@ def test_what_is_no_real_number_is_refused(value: object) -> None:
     for client, name in (("Producer", "timeout"), ("Producer", "max_in_flight"), ("Retries", "times")):
         with pytest.raises(ArgumentError, match="give"):
             make(client, **{name: value})
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize(
+    ("client", "name"),
+    [
+        ("Producer", "timeout"),
+        ("Producer", "connect_timeout"),
+        ("Admin", "timeout"),
+        ("AuthAdmin", "connect_timeout"),
+        ("Consumer", "handler_timeout"),
+        ("Consumer", "close_timeout"),
+        ("Consumer", "concurrency"),
+        ("Consumer", "max_reconsume_times"),
+        ("Retries", "first_pause"),
+        ("Retries", "longest_pause"),
+        ("Retries", "jitter"),
+    ],
+)
+def test_numbers_that_no_float_can_hold_are_refused(client: str, name: str, digits: int) -> None:
+    """Also those that Python does not print: it raises ValueError for ints of more than 4300 digits."""
+    with pytest.raises(ArgumentError, match=rf"\b{name}=(10|<int)"):
+        make(client, **{name: 10**digits})
+
+
+@pytest.mark.parametrize("name", ["max_in_flight", "max_body_bytes", "compress_from_bytes"])
+def test_a_negative_number_that_python_does_not_print_is_refused(name: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{name}=<int with too many digits to be shown>: give "):
+        make("Producer", **{name: -(10**5000)})
+
+
+def test_infinity_is_a_time_out() -> None:
+    make("Producer", timeout=math.inf, connect_timeout=math.inf)
+    make("Consumer", handler_timeout=math.inf, close_timeout=math.inf)
+    make("Retries", longest_pause=math.inf)

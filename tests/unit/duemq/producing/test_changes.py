@@ -86,6 +86,12 @@ async def changer(pair: Pair, request: pytest.FixtureRequest) -> AsyncIterator[C
         yield changer
 
 
+@pytest.mark.parametrize("timeout", [0, -1, "3", pytest.param(10**400, id="10**400")])
+async def test_a_change_takes_the_time_outs_of_a_send(changer: Changer, timeout: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^timeout=.*: give seconds, more than 0$"):
+        await changer.cancel(topic="demo", key="k", timeout=timeout)
+
+
 # --- at duemq brokers
 
 
