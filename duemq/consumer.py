@@ -151,6 +151,9 @@ class Consumer:
         _check_listeners(on_assigned=on_assigned, on_revoked=on_revoked)
         self.group = group
         self._close_timeout = checks.check_close_timeout(close_timeout)
+        local_offsets: LocalOffsets | None = None
+        if model == "broadcasting":
+            local_offsets = LocalOffsets(Path(offset_file) if offset_file is not None else None)
         config = MemberConfig(
             group=group,
             nameserver=nameserver,
@@ -167,7 +170,7 @@ class Consumer:
             close_timeout=self._close_timeout,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
-            local_offsets=LocalOffsets(Path(offset_file) if offset_file else None) if model == "broadcasting" else None,
+            local_offsets=local_offsets,
             intervals=_intervals or Intervals(),
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
@@ -424,10 +427,16 @@ def _check_options(group: str, on_message: Handler | None, model: Model, offset_
         raise ArgumentError(f"on_message={on_message!r} is not an async function: write `async def`")
     if model not in get_args(Model):
         raise ArgumentError(f"model={model!r}: give one of {', '.join(get_args(Model))}")
-    if offset_file is not None and not isinstance(offset_file, str | os.PathLike):
+    if offset_file is not None and not _is_path(offset_file):
         raise ArgumentError(f"offset_file={offset_file!r}: give a path, or None")
     if offset_file is not None and model != "broadcasting":
         raise ArgumentError("offset_file is for broadcasting consumers: the broker stores the offsets of others")
+
+
+def _is_path(path: object) -> bool:
+    """Whether an object is a path in text that is not empty."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    return isinstance(text, str) and bool(text)
 
 
 def _may_be_async(handler: Handler | Listener) -> bool:

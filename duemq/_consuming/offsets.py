@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import stat
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Literal, Protocol
 
 import msgspec
 
@@ -82,7 +85,7 @@ class LocalOffsets:
     """The offsets of a broadcasting consumer, which reads all messages: in memory, or in a file.
 
     The file is JSON, {"topic": {"broker:queue id": offset}}, replaced as a whole. It belongs to one consumer. Raises
-    ArgumentError if the file cannot be read or is something else.
+    ArgumentError if the file cannot be read, is not a regular file, or contains something else.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -105,7 +108,8 @@ class LocalOffsets:
 def _read_offsets(path: Path) -> dict[MessageQueue, int]:
     """Return the offsets in a file; none if the file does not exist yet. Raises ArgumentError."""
     try:
-        data = path.read_bytes()
+        with _open_regular(path, "rb") as file:
+            data = file.read()
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise ArgumentError(f"cannot create the offset file {path}: {path.parent} is not a directory") from None
@@ -143,8 +147,23 @@ def _format_offsets(offsets: dict[MessageQueue, int]) -> bytes:
 def _replace(path: Path, data: bytes) -> None:
     # Written to a second file and renamed: a crash leaves either the old file or the new one, never a part of one.
     temporary = path.with_name(f"{path.name}.new")
-    with temporary.open("wb") as file:
+    with _open_regular(temporary, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+@contextmanager
+def _open_regular(path: Path, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
+    """Open a regular file for a block. Raises OSError, also if the path is something else, and ValueError for a path
+    with a null character. Never waits: opening a FIFO would wait for its other end, and reading a device may never
+    end."""
+    with open(path, mode, opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        yield file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # Windows has neither FIFOs nor the flag

@@ -37,6 +37,16 @@ ALSO: dict[str, dict[str, object]] = {
 """Arguments with which those of other names have a meaning."""
 
 
+class BytesPath:
+    """A path in bytes."""
+
+    def __fspath__(self) -> bytes:
+        return b"offsets"
+
+    def __repr__(self) -> str:
+        return "<bytes>"
+
+
 def names_of(client: str) -> list[str]:
     return [name for name in inspect.signature(CLIENTS[client]).parameters if not name.startswith("_")]
 
@@ -73,6 +83,8 @@ def test_any_object_is_refused_by_the_name_of_its_argument(client: str, name: st
         ("Consumer", "handler_timeout", "x", "handler_timeout='x': give seconds, more than 0, or None"),
         ("Consumer", "from_", None, "from_=None; write 'first', 'last' or give a time"),
         ("Consumer", "from_", datetime(2030, 1, 1), "2030-01-01 00:00:00 has no time zone"),
+        ("Consumer", "offset_file", "", "offset_file='': give a path, or None"),
+        ("Consumer", "offset_file", BytesPath(), "offset_file=<bytes>: give a path, or None"),
         ("Consumer", "ordered", "no", "ordered='no': give True or False"),
         ("sync.Consumer", "concurrency", "20", "concurrency='20': give 1 to 1000"),
         ("Retries", "jitter", "x", "jitter='x': give a number from 0 to 1"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from pathlib import Path
 from typing import cast
 
@@ -123,6 +125,34 @@ def test_a_path_where_no_offsets_can_be_kept_is_refused(tmp_path: Path, name: st
     (tmp_path / "file").touch()
     with pytest.raises(ArgumentError, match="offset file"):
         LocalOffsets(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "/dev/full", "/dev/zero", "/dev/null", "socket"])
+@pytest.mark.timeout(20)
+async def test_what_is_no_regular_file_is_refused_without_a_wait(tmp_path: Path, kind: str) -> None:
+    """Neither read as the offsets nor written as their next version: opening a FIFO would wait for its other end, and
+    a device may be read without end."""
+    path, fifo = tmp_path / "offsets", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    else:
+        path.symlink_to(kind if kind.startswith("/") else fifo)
+    reason = "No such device" if kind == "socket" else "it is not a regular file"
+    with pytest.raises(ArgumentError, match=f"cannot read the offset file '.*': {reason}"):
+        LocalOffsets(fifo if kind == "fifo" else path)
+    next_version = tmp_path / "own.new"
+    path.rename(next_version)
+    with pytest.raises(OSError, match=r"not a regular file|No such device"):
+        await LocalOffsets(tmp_path / "own").save({QUEUE: 5})
+    assert not (tmp_path / "own").exists()
+
+
+async def test_a_link_to_a_file_of_offsets_is_read(tmp_path: Path) -> None:
+    await LocalOffsets(tmp_path / "file").save({QUEUE: 5})
+    (tmp_path / "link").symlink_to("file")
+    assert await LocalOffsets(tmp_path / "link").load(QUEUE) == 5
 
 
 async def test_offsets_of_the_largest_queue_and_number_are_read(tmp_path: Path) -> None:
