@@ -180,7 +180,7 @@ class Consumer:
         self._member = Member(config, _complaints)
         self._inbox = self._member.inbox
         self._hooks: ReceiveHooks | None = None
-        if interceptors:
+        if checks.may_be_given(interceptors):
             # Imported late, since most consumers have no interceptors.
             from duemq._consuming.intercepting import ReceiveHooks
 
@@ -372,7 +372,7 @@ class Consumer:
             raise ArgumentError(f"{' and '.join(given) or 'nothing'} given: give one of position, offset and time")
         if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool) or offset < 0):
             raise ArgumentError(f"offset={offset!r}: give a number, 0 or more")
-        if position is not None and position not in get_args(Position):
+        if position is not None and (not isinstance(position, str) or position not in get_args(Position)):
             raise ArgumentError(f"position={position!r}: write 'first' or 'last', or give offset= or time=")
         start: Start | None = begin_ms(time) if time is not None else position
         await self._member.seek(_checked_target(target), start, offset)
@@ -419,14 +419,13 @@ def _check_listeners(**listeners: Listener | None) -> None:
 
 
 def _check_options(group: str, on_message: Handler | None, model: Model, offset_file: Path | str | None) -> None:
+    checks.check_choice(model, "model", get_args(Model))
     if model == "broadcasting":
         checks.check_group(group)
     else:
         checks.check_retried_group(group)
     if on_message is not None and not _may_be_async(on_message):
         raise ArgumentError(f"on_message={on_message!r} is not an async function: write `async def`")
-    if model not in get_args(Model):
-        raise ArgumentError(f"model={model!r}: give one of {', '.join(get_args(Model))}")
     if offset_file is not None and not _is_path(offset_file):
         raise ArgumentError(f"offset_file={offset_file!r}: give a path, or None")
     if offset_file is not None and model != "broadcasting":
@@ -450,11 +449,14 @@ def _may_be_async(handler: Handler | Listener) -> bool:
 
 
 def _read_start(from_: From) -> Start:
-    if from_ in (FIRST, LAST):
+    if isinstance(from_, str) and from_ in (FIRST, LAST):
         return FIRST if from_ == FIRST else LAST
     if isinstance(from_, bool) or not isinstance(from_, int | float | datetime):
         raise ArgumentError(
             f"from_={from_!r}; write 'first', 'last' or give a time: seconds since the epoch, or a datetime with a "
             "time zone"
         )
-    return begin_ms(from_)
+    try:
+        return begin_ms(from_)
+    except ArgumentError as error:  # it begins with the time
+        raise ArgumentError(f"from_={error}") from None

@@ -158,7 +158,7 @@ class Producer(Changing):
         self._changes: PendingChanges | None = None
         self._group_api: GroupApi | None = None
         self._hooks: SendHooks | None = None
-        if interceptors:
+        if checks.may_be_given(interceptors):
             # Imported late, since most producers have no interceptors.
             from duemq._producing.intercepting import SendHooks
 

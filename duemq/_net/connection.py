@@ -338,14 +338,15 @@ def split_address(address: str) -> tuple[str, int]:
     host, separator, port = address.strip().rpartition(":")
     if not separator or port.endswith("]"):
         host, port = address.strip(), str(DEFAULT_PORT)
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    number = port.lstrip("0")  # of a port at most 5 digits: Python refuses to convert thousands of them
+    if not host or not port.isascii() or not port.isdigit() or len(number) > 5 or not 0 < int(number or 0) < 65536:
         raise ArgumentError(f"{address!r} is not an address; write it as host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host.removeprefix("[").removesuffix("]"), int(number)
 
 
 def check_codec(codec: Codec) -> None:
     """Raise ArgumentError unless the value is one of the codecs."""
-    if codec not in get_args(Codec):
+    if not isinstance(codec, str) or codec not in get_args(Codec):  # a NumPy array is compared element by element
         raise ArgumentError(f"codec={codec!r}: give one of {', '.join(get_args(Codec))}")
 
 

@@ -15,7 +15,7 @@ def signer_of(access_key: str | None, secret_key: str | None) -> Signer | None:
     is not a str. No error contains a key: the secret one may be in the wrong place."""
     for name, key in (("access_key", access_key), ("secret_key", secret_key)):
         if key is not None and not isinstance(key, str):
-            raise ArgumentError(f"{name}= is a {type(key).__name__}: give a str, or None")
+            raise ArgumentError(f"{name}= is of type {type(key).__name__}: give a str, or None")
     if not access_key and not secret_key:
         return None
     if not access_key or not secret_key:

@@ -178,7 +178,10 @@ def parse_nameservers(text: str) -> list[str]:
     addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
     if not addresses:
         raise ArgumentError("nameserver= has no address: give host:port")
-    return ["{}:{}".format(*_bracketed(*split_address(address))) for address in addresses]
+    try:
+        return ["{}:{}".format(*_bracketed(*split_address(address))) for address in addresses]
+    except ArgumentError as error:  # it begins with the address
+        raise ArgumentError(f"nameserver={error}") from None
 
 
 def _bracketed(host: str, port: int) -> tuple[str, int]:

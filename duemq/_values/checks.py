@@ -124,6 +124,18 @@ def is_whole_number(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_choice(value: str, name: str, choices: tuple[str, ...]) -> None:
+    """Check an argument that is one of a few words, given by its name. Raises ArgumentError."""
+    if not isinstance(value, str) or value not in choices:  # a NumPy array is compared element by element
+        raise ArgumentError(f"{name}={value!r}: give one of {', '.join(choices)}")
+
+
+def may_be_given(several: object) -> bool:
+    """Return whether an argument for several objects may be other than none of them: False for None and for an empty
+    tuple or list."""
+    return several is not None and not (isinstance(several, tuple | list) and not several)
+
+
 def check_group(group: str) -> None:
     """Check the name of a producer group, or of a consumer group without a retry topic. Raises ArgumentError if it is
     invalid."""
@@ -160,7 +172,7 @@ def check_limit(limit: float, name: str) -> int:
 def check_concurrency(concurrency: int) -> int:
     """Return how many messages a consumer handles at a time, as an int. Raises ArgumentError if the number is not a
     whole one from 1 to MAX_CONCURRENCY."""
-    if not isinstance(concurrency, Integral) or not 1 <= concurrency <= MAX_CONCURRENCY:
+    if not is_whole_number(concurrency) or not 1 <= concurrency <= MAX_CONCURRENCY:
         raise ArgumentError(f"concurrency={shown(concurrency)}: give 1 to {MAX_CONCURRENCY}")
     return int(concurrency)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from duemq._values.failures import ends_program
@@ -61,11 +61,16 @@ class Hooks(Generic[T]):
 
 
 def check_interceptors(interceptors: Iterable[object], base: type) -> tuple[object, ...]:
-    """Return the interceptors as a tuple. Raises ArgumentError for objects that are not instances of `base`."""
-    if isinstance(interceptors, base) or not isinstance(interceptors, Iterable):
+    """Return the interceptors as a tuple. Raises ArgumentError for what is no list of objects or the like, and for
+    objects that are not instances of `base`."""
+    try:
+        elements = None if isinstance(interceptors, (base, str, bytes, Mapping)) else iter(interceptors)
+    except TypeError:  # also a NumPy array without dimensions, although it has __iter__
+        elements = None
+    if elements is None:
         raise ArgumentError(f"interceptors={interceptors!r}: give a list of interceptors")
-    given = tuple(interceptors)
+    given = tuple(elements)
     for each in given:
         if not isinstance(each, base):
-            raise ArgumentError(f"the interceptor {each!r} is not of class {base.__name__}")
+            raise ArgumentError(f"interceptors: {each!r} is not of class {base.__name__}")
     return given

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
+from duemq._values.checks import shown
 from duemq._values.durations import parse_duration
 from duemq.errors import ArgumentError
 
@@ -64,9 +65,11 @@ def _seconds(moment: Time) -> float:
         return moment.timestamp()
     # Python compares integers of any size with floats; `math.isfinite` raises OverflowError for large ones.
     if not isinstance(moment, int | float) or isinstance(moment, bool) or not 0 <= moment < math.inf:
-        raise ArgumentError(f"{moment!r} is not a time; give seconds since the epoch or a datetime with a time zone")
+        raise ArgumentError(
+            f"{shown(moment)} is not a time; give seconds since the epoch or a datetime with a time zone"
+        )
     if moment > _LATEST:
-        raise ArgumentError(f"{moment!r} looks like milliseconds; give seconds since the epoch")
+        raise ArgumentError(f"{shown(moment)} looks like milliseconds; give seconds since the epoch")
     return moment
 
 

@@ -77,12 +77,32 @@ def test_any_object_is_refused_by_the_name_of_its_argument(client: str, name: st
         ("Producer", "max_body_bytes", None, "max_body_bytes=None: give 1 or more"),
         ("Producer", "compress_from_bytes", "4k", "compress_from_bytes='4k': give bytes, 0 or more, or None"),
         ("Producer", "interceptors", 5, "interceptors=5: give a list of interceptors"),
+        ("Producer", "interceptors", 0, "interceptors=0: give a list of interceptors"),
+        ("Producer", "interceptors", False, "interceptors=False: give a list of interceptors"),
+        ("Producer", "interceptors", "", "interceptors='': give a list of interceptors"),
+        ("Producer", "interceptors", {}, "interceptors={}: give a list of interceptors"),
+        ("Consumer", "interceptors", b"", "interceptors=b'': give a list of interceptors"),
+        ("Consumer", "interceptors", "x", "interceptors='x': give a list of interceptors"),
+        ("Consumer", "interceptors", ["x"], "interceptors: 'x' is not of class ConsumerInterceptor"),
+        ("Producer", "interceptors", np.array(1), "interceptors=array(1): give a list of interceptors"),
+        ("Producer", "interceptors", np.array([1, 2]), "interceptors: "),
+        ("Producer", "codec", np.array(["json", "auto"]), "codec=array("),
+        ("Consumer", "model", np.array(["clustering", "broadcasting"]), "model=array("),
+        ("Consumer", "from_", np.array(["first", "last"]), "from_=array("),
+        ("Consumer", "from_", -1, "from_=-1 is not a time; give seconds since the epoch"),
+        ("Consumer", "from_", 10**12, "from_=1000000000000 looks like milliseconds"),
+        pytest.param("Consumer", "from_", 10**5000, "from_=<int with too many digits to be shown> looks", id="huge"),
+        ("Consumer", "concurrency", True, "concurrency=True: give 1 to 1000"),
+        ("sync.Consumer", "concurrency", True, "concurrency=True: give 1 to 1000"),
+        ("Producer", "nameserver", ":9876", "nameserver=':9876' is not an address; write it as host:port"),
+        ("Admin", "nameserver", "a;b:0", "nameserver='b:0' is not an address; write it as host:port"),
+        ("Admin", "nameserver", "a:" + "9" * 5000, "nameserver='a:9"),
         ("Admin", "connect_timeout", 0, "connect_timeout=0: give seconds, more than 0"),
         ("Consumer", "close_timeout", "x", "close_timeout='x': give seconds, 0 or more"),
         ("Consumer", "close_timeout", float("nan"), "close_timeout=nan: give seconds, 0 or more"),
         ("Consumer", "handler_timeout", "x", "handler_timeout='x': give seconds, more than 0, or None"),
         ("Consumer", "from_", None, "from_=None; write 'first', 'last' or give a time"),
-        ("Consumer", "from_", datetime(2030, 1, 1), "2030-01-01 00:00:00 has no time zone"),
+        ("Consumer", "from_", datetime(2030, 1, 1), "from_=2030-01-01 00:00:00 has no time zone"),
         ("Consumer", "offset_file", "", "offset_file='': give a path, or None"),
         ("Consumer", "offset_file", BytesPath(), "offset_file=<bytes>: give a path, or None"),
         ("Consumer", "ordered", "no", "ordered='no': give True or False"),
@@ -101,7 +121,7 @@ def test_no_error_shows_a_key(client: str) -> None:
     for name, key in (("access_key", b"canary-secret-key"), ("secret_key", b"canary-secret-key")):
         with pytest.raises(ArgumentError) as caught:
             make(client, **{"access_key": "a", "secret_key": "s", name: key})
-        assert str(caught.value) == f"{name}= is a bytes: give a str, or None"
+        assert str(caught.value) == f"{name}= is of type bytes: give a str, or None"
 
 
 def test_the_least_values_are_accepted() -> None:
