@@ -79,6 +79,7 @@ class AuthAdmin:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        checks.check_loop(self._loop, "admin")
         self._is_open = False
         await self._client.close()
 
@@ -97,6 +98,8 @@ class AuthAdmin:
 
     async def create_user(self, name: str, password: str, user_type: UserType = "Normal") -> None:
         """Create a user. Clients sign with the user's name as access key and its password as secret key."""
+        _check_text(password, "password")
+        _check_text(user_type, "user_type")
         await self._change_user(RequestCode.AUTH_CREATE_USER, name, UserInfo(password, None, user_type, name))
 
     async def update_user(
@@ -108,6 +111,12 @@ class AuthAdmin:
         is_enabled: bool | None = None,
     ) -> None:
         """Change the given attributes of a user. A user that is not enabled has no permissions."""
+        if password is not None:
+            _check_text(password, "password")
+        if user_type is not None:
+            _check_text(user_type, "user_type")
+        if is_enabled is not None:
+            checks.check_flag(is_enabled, "is_enabled")
         status = None if is_enabled is None else "enable" if is_enabled else "disable"
         await self._change_user(RequestCode.AUTH_UPDATE_USER, name, UserInfo(password, status, user_type, name))
 
@@ -122,6 +131,8 @@ class AuthAdmin:
 
     async def policies(self, name: str | None = None) -> dict[str, list[AclInfo]]:
         """Return the policies of all users, or of one, for each broker by its address."""
+        if name is not None:
+            _check_text(name, "name")
 
         async def ask(address: str) -> list[AclInfo]:
             answer = await self._client.call(
@@ -145,11 +156,16 @@ class AuthAdmin:
         """Allow or deny a user actions on resources: `Topic:orders`, `Group:orders*`, `Cluster:*` or `*`. The policy
         replaces the user's earlier ones for these resources. `actions`: some of ACTIONS; `source_ips`: the addresses
         and networks to which the policy is limited."""
-        wanted = list(actions)
+        wanted, sources = _texts(actions, "actions"), _texts(source_ips, "source_ips")
+        _check_text(decision, "decision")
+        _check_text(policy_type, "policy_type")
         info = AclInfo(
             [
                 PolicyInfo(
-                    [PolicyEntryInfo(wanted, decision, resource, list(source_ips) or None) for resource in resources],
+                    [
+                        PolicyEntryInfo(wanted, decision, resource, sources or None)
+                        for resource in _texts(resources, "resources")
+                    ],
                     policy_type,
                 )
             ],
@@ -159,6 +175,9 @@ class AuthAdmin:
 
     async def delete_policy(self, name: str, resource: str | None = None, policy_type: PolicyType = "Custom") -> None:
         """Remove a user's policy for a resource, or all policies of the user."""
+        if resource is not None:
+            _check_text(resource, "resource")
+        _check_text(policy_type, "policy_type")
         await self._change(
             RequestCode.AUTH_DELETE_ACL, headers.DeleteAcl(f"User:{_named(name)}", policy_type, resource)
         )
@@ -187,7 +206,27 @@ class AuthAdmin:
         return answers
 
 
+def _check_text(text: str, name: str) -> None:
+    """Check an argument that is a text, given by its name. Raises ArgumentError if it is not a str, or if UTF-8 cannot
+    carry it. No error contains the text, which may be a password."""
+    if not isinstance(text, str):
+        raise ArgumentError(f"{name} is of type {type(text).__name__}: give a str")
+    checks.encoded(text, name)
+
+
+def _texts(texts: Iterable[str], name: str) -> list[str]:
+    """Return an argument that is several texts, given by its name. Raises ArgumentError also for a single str, whose
+    characters would be taken for the texts."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ArgumentError(f"{name}={texts!r}: give a list of str")
+    found = list(texts)
+    for each in found:
+        _check_text(each, f"an element of {name}")
+    return found
+
+
 def _named(name: str) -> str:
+    _check_text(name, "name")
     if not name.strip():
         raise ArgumentError("the name of a user must not be blank")
     return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -125,6 +126,46 @@ async def test_it_belongs_to_its_event_loop(brokers: list[FakeBroker]) -> None:
     async with admin_of(brokers) as admin:
         with pytest.raises(ArgumentError, match="another event loop"):
             await asyncio.to_thread(asyncio.run, admin.users())
+        with pytest.raises(ArgumentError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, admin.__aexit__(None, None, None))
+        assert list(await admin.policies()) == [each.address for each in brokers]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "told"),
+    [
+        ("create_user", {"name": 5, "password": "x"}, "name is of type int: give a str"),
+        ("create_user", {"name": "u", "password": b"canary-secret-1"}, "password is of type bytes: give a str"),
+        ("create_user", {"name": "u", "password": None}, "password is of type NoneType: give a str"),
+        ("create_user", {"name": "u", "password": "canary-secret-1\ud800"}, "password contains '\\ud800', half of"),
+        ("create_user", {"name": "u", "password": "x", "user_type": 1}, "user_type is of type int"),
+        ("update_user", {"name": "u", "password": 5}, "password is of type int"),
+        ("update_user", {"name": "u", "user_type": 5}, "user_type is of type int"),
+        ("update_user", {"name": "u", "is_enabled": "no"}, "is_enabled='no': give True or False"),
+        ("delete_user", {"name": None}, "name is of type NoneType"),
+        ("policies", {"name": 5}, "name is of type int"),
+        ("set_policy", {"resources": "Topic:a"}, "resources='Topic:a': give a list of str"),
+        ("set_policy", {"resources": [5]}, "an element of resources is of type int"),
+        ("set_policy", {"actions": "Pub"}, "actions='Pub': give a list of str"),
+        ("set_policy", {"source_ips": "10.0.0.1"}, "source_ips='10.0.0.1': give a list of str"),
+        ("set_policy", {"source_ips": None}, "source_ips=None: give a list of str"),
+        ("set_policy", {"decision": True}, "decision is of type bool"),
+        ("set_policy", {"policy_type": 5}, "policy_type is of type int"),
+        ("delete_policy", {"name": "u", "resource": 5}, "resource is of type int"),
+        ("delete_policy", {"name": "u", "policy_type": None}, "policy_type is of type NoneType"),
+    ],
+)
+async def test_arguments_of_a_wrong_type_are_refused(
+    brokers: list[FakeBroker], method: str, arguments: dict[str, Any], told: str
+) -> None:
+    if method == "set_policy":
+        arguments = {"name": "u", "resources": ["*"], "actions": ["All"], **arguments}
+    async with admin_of(brokers) as admin:
+        with pytest.raises(ArgumentError) as caught:
+            await getattr(admin, method)(**arguments)
+    assert str(caught.value).startswith(told)
+    assert "canary" not in str(caught.value)
+    assert not [each for each in brokers[1].requests if each.code in CHANGES]
 
 
 def test_a_timeout_is_a_time() -> None:
