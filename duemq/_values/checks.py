@@ -64,8 +64,8 @@ def check_timeout(timeout: float, name: str = "timeout", allowed: str = "seconds
     """Return a time-out, in seconds, as a float. Infinity is allowed. Raises ArgumentError if the time-out is not a
     number above 0, or is one that no float can hold. `name`, `allowed`: the name of the argument and what it may be,
     for the error."""
-    if type(timeout) is float and timeout > 0:  # the usual case of a send with a time-out, and the cheapest check
-        return timeout
+    if type(timeout) in (float, int) and 0 < timeout < 1e9:  # nearly all time-outs of sends: the cheapest check
+        return float(timeout)
     seconds = to_float(timeout)
     if not seconds > 0:
         raise ArgumentError(f"{name}={shown(timeout)}: give {allowed}")
