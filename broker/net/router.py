@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, KeysView
 from functools import cache, partial
 from typing import Any, Final, Protocol
 
@@ -152,7 +152,8 @@ class Router:
         """Routes of codes with more than three digits, by all bytes of the header up to the first comma."""
         self._clients: list[ConnectionListener] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self.connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
+        """A set with an order, so that a simulation of the same seed closes them in the same order."""
         self._limits = limits
         self._connection_limits = connection_limits
         self._refused = 0
@@ -203,9 +204,14 @@ class Router:
 
     # --- connections
 
+    @property
+    def connections(self) -> KeysView[Connection]:
+        """The open connections, in the order in which they were opened."""
+        return self._connections.keys()
+
     def connection_made(self, connection: Connection) -> None:
         """Admit a connection, or close it if a limit is reached or the broker is stopping."""
-        self.connections.add(connection)
+        self._connections[connection] = None
         reason = self._connection_limits.admit(connection)
         if reason is not None:
             self.complain("connection_refused", connection, reason)
@@ -215,7 +221,7 @@ class Router:
 
     def connection_lost(self, connection: Connection) -> None:
         """Forget a lost connection, and notify the components that listen for that."""
-        self.connections.discard(connection)
+        self._connections.pop(connection, None)
         self._connection_limits.left(connection)
         self._admission.lost(connection)
         for clients in self._clients:
@@ -224,7 +230,7 @@ class Router:
     def close_idle(self, since: float) -> None:
         """Close connections on which nothing has arrived since a time of the event loop's clock, in seconds: a client
         whose machine is gone holds no descriptor and no place in a group."""
-        for connection in [each for each in self.connections if each.last_read < since]:
+        for connection in [each for each in self._connections if each.last_read < since]:
             connection.abort()
 
     def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
