@@ -256,7 +256,9 @@ async def test_a_member_that_stopped_for_long_handles_nothing_more_before_it_has
     broker.topics["demo"] = 1
     await broker.store("demo", b"a", b"b", b"c")
     clock = StoppedClock()
-    async with make_ordered(broker, _monotonic=clock, _intervals=replace(QUICK, lock=0.05)) as consumer:
+    # A commit of this member must not come behind the offset of the other one.
+    intervals = replace(QUICK, lock=0.05, commit=60.0)
+    async with make_ordered(broker, _monotonic=clock, _intervals=intervals) as consumer:
         (first,) = await take(consumer, 1)
         locks = len(broker.requests_of(LOCK))
         broker.offsets["g", "demo", 0] = 2  # another member has gone on
