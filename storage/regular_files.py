@@ -29,8 +29,9 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     return descriptor
 
 
-def read_regular(path: str, limit: int) -> bytes:
-    """Return the content of a regular file, up to `limit` bytes. Raises OSError as `open_regular` does."""
+def read_regular(path: str, limit: int = -1) -> bytes:
+    """Return the content of a regular file, up to `limit` bytes, or all of it. Raises OSError as `open_regular`
+    does."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read(limit)
 

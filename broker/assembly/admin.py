@@ -31,8 +31,7 @@ def assemble_admin(
     registrar: Registrar | None,
     works: Works,
 ) -> tuple[Handlers, ...]:
-    """Return the handlers. `guard`: None without access control. `registrar`: None without other name
-    servers."""
+    """Return the handlers. `guard`: None without access control. `registrar`: None without other name servers."""
     settings, store, reads, levels, durability = (
         core.settings,
         core.store,

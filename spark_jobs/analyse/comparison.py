@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from duemq.spark_jobs.audit.audit import MAX_LISTED, Cluster, Lateness, Offender, Summary
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import local_path
-from duemq.storage.regular_files import open_regular
+from duemq.storage.regular_files import open_regular, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,8 +129,8 @@ class Earlier:
 def read_before(directory: str) -> Before:
     """Return what a comparison needs of an audit, from its files in a directory. Raises JobError if they are missing or
     damaged."""
-    with _readable(directory), os.fdopen(open_regular(os.path.join(directory, "audit.json")), "rb") as file:
-        return msgspec.json.decode(file.read(), type=Before)
+    with _readable(directory):
+        return msgspec.json.decode(read_regular(os.path.join(directory, "audit.json")), type=Before)
 
 
 @contextmanager

@@ -3,14 +3,13 @@ history.jsonl."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from duemq.spark_jobs.errors import cannot_read
 from duemq.spark_jobs.store.local_files import real_path
-from duemq.storage.regular_files import open_regular
+from duemq.storage.regular_files import read_regular
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.analysis import Analysis
@@ -77,8 +76,7 @@ def read_history(path: str) -> list[RunFigures]:
     out. Raises CannotRead."""
     runs = []
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            lines = file.read().splitlines()
+        lines = read_regular(path).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -33,7 +33,7 @@ from duemq.spark_jobs.report import GENERATOR, render_index
 from duemq.spark_jobs.report.verdict import verdict_of
 from duemq.spark_jobs.store.local_files import is_local, is_same, local_path, real_path, reason
 from duemq.storage.files import OsFiles
-from duemq.storage.regular_files import open_regular
+from duemq.storage.regular_files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -188,8 +188,7 @@ def _read_night(directory: str) -> Night | None:
     if not _is_directory(directory):
         return None
     try:
-        with os.fdopen(open_regular(os.path.join(directory, _NIGHT)), "rb") as file:
-            night = msgspec.json.decode(file.read(_MAX_NIGHT), type=Night)
+        night = msgspec.json.decode(read_regular(os.path.join(directory, _NIGHT), _MAX_NIGHT), type=Night)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return night if night.duemq_night == _FORMAT else None
@@ -340,8 +339,7 @@ def _is_directory(path: str) -> bool:
 def _check_index(folder: str) -> None:
     """Raise JobError if a folder has an index page that was not written by these jobs, and would be replaced."""
     try:
-        with os.fdopen(open_regular(os.path.join(folder, INDEX)), "rb") as file:
-            head = file.read(4096)
+        head = read_regular(os.path.join(folder, INDEX), 4096)
     except FileNotFoundError:
         return
     if GENERATOR.encode() not in head:

@@ -41,7 +41,7 @@ from duemq.spark_jobs.errors import NotKept
 from duemq.spark_jobs.store.local_files import real_path
 from duemq.spark_jobs.store.walks import Range
 from duemq.storage.files import OsFiles
-from duemq.storage.regular_files import open_regular
+from duemq.storage.regular_files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -188,8 +188,7 @@ def write_file(directory: str, kind: str, data: bytes) -> Ref:
 def read_file(directory: str, ref: Ref) -> bytes:
     """Return the contents of a file. Raises NotKept if they differ from what was written."""
     try:
-        with os.fdopen(open_regular(os.path.join(directory, ref.name)), "rb") as file:
-            data = file.read(ref.size + 1)
+        data = read_regular(os.path.join(directory, ref.name), ref.size + 1)
     except OSError as error:
         raise NotKept(f"{ref.name} cannot be read: {error.strerror or error}") from None
     if len(data) != ref.size or zlib.crc32(data) != ref.crc:
@@ -224,8 +223,7 @@ class Folder:
     def read(self) -> KeptManifest | None:
         """Return the manifest; None if there is none. Raises NotKept if it is from another version, or damaged."""
         try:
-            with os.fdopen(open_regular(os.path.join(self.path, _MANIFEST)), "rb") as file:
-                data = file.read()
+            data = read_regular(os.path.join(self.path, _MANIFEST))
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -35,8 +35,8 @@ def find(root: str, names: Iterable[str], target: str) -> OtherFiles:
 
 
 def _find(found: OtherFiles, root: str, name: str, on_the_way: tuple[str, ...]) -> None:
-    """Add a file, or a directory with what is in it. `on_the_way`: real paths that a linked
-    directory must not have in it. Raises CannotRead, JobError."""
+    """Add a file, or a directory with what is in it. `on_the_way`: real paths that a linked directory must not have in
+    it. Raises CannotRead, JobError."""
     path = os.path.join(root, name)
     try:
         mode = os.stat(path).st_mode

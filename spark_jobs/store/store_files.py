@@ -40,7 +40,7 @@ from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as DEFAULT_Q
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
 from duemq.storage.queues.consume_queue import UNIT as _UNIT
 from duemq.storage.queues.tags_codes import unit_tags_code
-from duemq.storage.regular_files import open_regular
+from duemq.storage.regular_files import open_regular, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -656,8 +656,7 @@ class StoreFiles:
         """Read a small file of the store; None where it is missing. Raises CannotRead."""
         try:
             if self.is_local:
-                with os.fdopen(open_regular(self._local(name)), "rb") as file:
-                    return file.read()
+                return read_regular(self._local(name))
             system, root = self._remote()
             with system.open_input_file(f"{root.rstrip('/')}/{name}") as remote:
                 return bytes(remote.read())

@@ -120,8 +120,8 @@ def sync(path: str) -> None:
 
 @contextlib.contextmanager
 def held(store_path: str) -> Iterator[None]:
-    """Keep brokers from opening a store meanwhile. Raises JobError if one has it open,
-    CannotRead if the lock file is not a regular file."""
+    """Keep brokers from opening a store meanwhile. Raises JobError if one has it open, CannotRead if the lock file is
+    not a regular file."""
     path = os.path.join(store_path, file_names.LOCK)
     try:
         fd = open_regular(path, os.O_RDWR)
